@@ -1,0 +1,135 @@
+"""The request log: one row a request, never a row less.
+
+Written by the load generator, read by grading, reports and comparisons. Times are seconds on the load
+generator's monotonic clock, counted from the start of the measured phase, so that latency can be taken from
+the *scheduled* time. What a request didn't have (no first token, no usage) is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class Outcome(StrEnum):
+    """How a request ended. All but `completed` are bad for goodput."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    """Turned away: HTTP 429 or 503, or an overload error inside a 200."""
+    FAILED = "failed"
+    """Any other error, before or after the first token: see `error`."""
+    TIMED_OUT = "timed_out"
+    """No answer, or no further token, within the scenario's time-outs."""
+    CUT_OFF = "cut_off"
+    """Still running when the run ended; its times so far are lower bounds."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request of a run."""
+
+    id: str
+    policy: str
+    repeat: int
+    index: int
+    """Position in the plan: the same in every policy and repeat, so requests can be paired."""
+    phase: str
+    """`prime` (fills caches, not graded) or `measured`."""
+    tenant: str
+    session: str
+    turn: int
+    group: str
+    """The shared prefix this request starts with."""
+    request_class: str
+    """What objectives select by; from the scenario."""
+    scheduled_s: float
+    sent_s: float | None = None
+    first_byte_s: float | None = None
+    first_token_s: float | None = None
+    """First non-empty content, reasoning or tool-call delta, stamped at the socket read that held it."""
+    end_s: float | None = None
+    outcome: Outcome = Outcome.CUT_OFF
+    status: int | None = None
+    """HTTP status."""
+    error: str = ""
+    """Why it was refused or failed, in a few words; empty when completed."""
+    planned_prompt_tokens: int = 0
+    planned_shared_tokens: int = 0
+    """Prompt tokens that an earlier request of the plan (same namespace) already carried as its opening."""
+    prompt_tokens: int | None = None
+    """As the engine reports it in usage."""
+    cached_tokens: int | None = None
+    """Prompt tokens the engine reports as reused; None when it reports nothing."""
+    output_tokens: int | None = None
+    chunk_gaps_ms: list[float] = field(default_factory=list)
+    """Gaps between socket reads that brought content, after the first token."""
+    worker: str = ""
+    reason: str = ""
+    """The router's branch for this decision."""
+    predicted_tokens: int | None = None
+    """Cached tokens the router expected at the chosen worker."""
+    decision_us: float | None = None
+    """Router: tokenise, hash, look up and choose, microseconds."""
+    retries: int = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token from the *scheduled* time, seconds."""
+        return None if self.first_token_s is None else self.first_token_s - self.scheduled_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first, seconds; undefined below two tokens."""
+        if self.first_token_s is None or self.end_s is None or not self.output_tokens or self.output_tokens < 2:
+            return None
+        return (self.end_s - self.first_token_s) / (self.output_tokens - 1)
+
+    @property
+    def client_lag_s(self) -> float | None:
+        """How late the load generator sent it, seconds."""
+        return None if self.sent_s is None else self.sent_s - self.scheduled_s
+
+
+SCHEMA_VERSION = 1
+
+_ARROW_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "int | None": pa.int64(),
+    "float | None": pa.float64(),
+    "list[float]": pa.list_(pa.float32()),
+    "Outcome": pa.string(),
+}
+
+SCHEMA = pa.schema(
+    [pa.field(f.name, _ARROW_TYPES[str(f.type)]) for f in fields(RequestRecord)],
+    metadata={"prefixwatch.requests.schema": str(SCHEMA_VERSION)},
+)
+
+
+def write_requests(path: Path, records: Iterable[RequestRecord]) -> None:
+    """Write `requests.parquet`."""
+    table = pa.Table.from_pylist([asdict(record) for record in records], schema=SCHEMA)
+    pq.write_table(table, path)
+
+
+def read_requests(path: Path) -> Sequence[RequestRecord]:
+    """Read `requests.parquet`. Raises ValueError when the file is of another schema version."""
+    table = pq.read_table(path)
+    version = (table.schema.metadata or {}).get(b"prefixwatch.requests.schema", b"none").decode()
+    if version != str(SCHEMA_VERSION):
+        raise ValueError(f"{path}: request log of schema {version}, this version reads {SCHEMA_VERSION}: run it again")
+    return [record_from(row) for row in table.to_pylist()]
+
+
+def record_from(row: dict[str, Any]) -> RequestRecord:
+    """A record from its field values, as JSON and Parquet hold them."""
+    return RequestRecord(**{**row, "outcome": Outcome(row["outcome"])})

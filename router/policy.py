@@ -1,0 +1,148 @@
+"""What a routing policy is: a request and a view of the fleet in, a worker and the reasons out.
+
+Policies know no HTTP, no clock and no metrics; the live router (`router.app`) and the virtual-time fleet
+simulator (`stack.simulate`) drive the same objects. They are told what became of each request, because
+several published policies need the first-token event and not only completion.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvcache.blocks import Hashes, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """A request as a policy sees it.
+
+    `tokens` is the rendered prompt (empty where only block ids are known, as in some traces); `blocks` are its
+    chain hashes, one a full block of `block_size` tokens, already rooted in the tenant's namespace.
+    """
+
+    id: str
+    prompt_tokens: int
+    tokens: Tokens
+    blocks: Hashes
+    block_size: int
+    max_output_tokens: int = 0
+    model: str = ""
+    tenant: str = ""
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What an engine last said of itself; a figure it doesn't give is None."""
+
+    at_seconds: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage_ratio: float | None = None
+
+
+@dataclass(slots=True)
+class Worker:
+    """One engine as this router knows it. The counters are this router's own ledger."""
+
+    name: str
+    in_flight: int = 0
+    prefill_tokens: int = 0
+    """Uncached prompt tokens sent and not yet answered by a first token."""
+    served: int = 0
+    """Requests ever placed here."""
+    report: LoadReport | None = None
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The workers that may take this request (healthy, not just failed by it), and what they are believed to hold.
+
+    `lookup` answers, for a request, the leading blocks that each worker holds (workers with none are left
+    out). It is called at most once a decision, and only by policies that look.
+    """
+
+    workers: Sequence[Worker]
+    lookup: Callable[[RouteRequest], Mapping[str, int]]
+    now_seconds: float
+
+    def hit_blocks(self, request: RouteRequest) -> Mapping[str, int]:
+        return self.lookup(request)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where the request goes and why. `reason` is one of the policy's declared `reasons`."""
+
+    worker: str
+    reason: str
+    hit_blocks: int = 0
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a policy must be fed: anything not needed isn't computed for it."""
+
+    tokens: bool = False
+    cache_view: bool = False
+    engine_load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """For policies without a knob."""
+
+
+class NoWorkers(Exception):
+    """There is no worker to choose from."""
+
+
+class Policy(ABC):
+    """A routing policy. Random ties come from `rng`, seeded by the caller, who reports the seed."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    """The project, paper or release that the policy is taken from."""
+    needs: ClassVar[Needs] = Needs()
+    reasons: ClassVar[tuple[str, ...]]
+    Options: ClassVar[type] = NoOptions
+
+    def __init__(self, *, seed: int = 0, **options: Any) -> None:
+        known = [f.name for f in fields(self.Options)]
+        for key in options:
+            if key not in known:
+                raise ValueError(f"policy {self.name} has no option '{key}'; it has {', '.join(known) or 'none'}")
+        self.options = self.Options(**options)
+        self.rng = random.Random(seed)
+
+    @abstractmethod
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
+        """The worker for this request. `fleet.workers` is never empty."""
+
+    def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
+        """The request was sent to this worker (the choice, or another after a retry)."""
+
+    def on_first_token(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
+        """The first token came back."""
+
+    def on_end(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
+        """The request left this worker: completed, failed or abandoned."""
+
+    def on_worker_removed(self, worker: str) -> None:
+        """The worker left the fleet; nothing about it may survive in the policy."""
+
+
+def least_loaded(workers: Sequence[Worker]) -> list[Worker]:
+    """All workers with the fewest requests in flight."""
+    fewest = min(worker.in_flight for worker in workers)
+    return [worker for worker in workers if worker.in_flight == fewest]
+
+
+NO_TOKENS: Tokens = np.empty(0, dtype=np.uint32)
