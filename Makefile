@@ -1,0 +1,56 @@
+# Two commands on a bare machine (python3, pip, make): `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test unit lint format bench lock clean
+
+help:
+	@echo "make demo    does cache-aware routing pay? 4 simulated engines, report in results/demo/report.html"
+	@echo "make test    lint, types, import direction and every test, real vLLM engines included"
+	@echo "make unit    the tests that need no real engine, browser or Prometheus"
+	@echo "make lint    static checks only"
+	@echo "make bench   the quick benchmarks (ratios against a named baseline in the same run)"
+	@echo "make lock    write the lock files anew from pyproject.toml"
+
+demo: .venv/runtime
+	$(BIN)/prefixwatch bench shared-prefix --policy round_robin,cache_aware --workers 4 --out results/demo
+
+test: .venv/dev
+	scripts/install-test-tools
+	$(MAKE) --no-print-directory lint
+	scripts/install-test-engine
+	$(BIN)/pytest
+
+unit: .venv/dev
+	$(BIN)/pytest -m "not vllm and not browser and not prometheus"
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev
+	$(BIN)/python -m benchmarks
+
+.venv/runtime: requirements.lock pyproject.toml
+	scripts/make-venv requirements.lock
+	@touch $@
+
+.venv/dev: requirements-dev.lock pyproject.toml
+	scripts/make-venv requirements-dev.lock
+	@touch $@ .venv/runtime
+
+lock: .venv/dev
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast \
+	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements.lock
+	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast --group dev -c requirements.lock \
+	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements-dev.lock
+
+clean:
+	rm -rf .venv results

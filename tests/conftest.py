@@ -1,0 +1,33 @@
+"""Tests that need a tool of the machine say so with a marker; without the tool they are skipped, in CI they fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+
+def _chromium() -> str | None:
+    if shutil.which("chromium") or shutil.which("google-chrome"):
+        return None
+    return "no Chromium on PATH: scripts/install-test-tools installs it on Debian"
+
+
+def _prometheus() -> str | None:
+    if shutil.which("prometheus") and shutil.which("promtool"):
+        return None
+    return "no prometheus and promtool on PATH: scripts/install-test-tools installs them on Debian"
+
+
+_MISSING: dict[str, Callable[[], str | None]] = {"browser": _chromium, "prometheus": _prometheus}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, missing in _MISSING.items():
+        reason = missing() if item.get_closest_marker(marker) else None
+        if reason and os.environ.get("CI"):
+            pytest.fail(reason)
+        elif reason:
+            pytest.skip(reason)
