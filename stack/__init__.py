@@ -1,0 +1,1 @@
+"""The front door: the command line, the one configuration file, and the rooms composed into a running stack."""

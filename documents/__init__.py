@@ -1,0 +1,138 @@
+"""YAML documents → pydantic models, with errors that name the file, the line and the key.
+
+Every file that a person writes for prefixwatch (configuration, scenarios, SLOs, catalogues) is read here, so
+that a mistake in any of them is reported the same way.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+KeyPath = tuple[str | int, ...]
+
+
+class DocumentError(Exception):
+    """A document can't be used. The message has one line per mistake: `file:line: key: what is wrong`."""
+
+
+def load(path: Path | str, model: type[Model], *, context: Any = None) -> Model:
+    """The one document of a YAML file as `model`."""
+    documents = load_all(path, model, context=context)
+    if len(documents) != 1:
+        raise DocumentError(f"{path}: expected one document, found {len(documents)}")
+    return documents[0]
+
+
+def load_all(path: Path | str, model: type[Model], *, context: Any = None) -> list[Model]:
+    """All documents of a YAML file (separated by `---`) as `model`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
+    return parse_all(text, model, name=str(path), context=context)
+
+
+def parse_all(text: str, model: type[Model], *, name: str, context: Any = None) -> list[Model]:
+    """All documents of a YAML text as `model`; `name` stands for the file in messages."""
+    try:
+        nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise DocumentError(f"{name}:{line}: not valid YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise DocumentError(f"{name}: not valid YAML: {error}") from error
+    return [_validate(node, model, name, context) for node in nodes]
+
+
+def _validate(node: yaml.Node, model: type[Model], name: str, context: Any) -> Model:
+    lines: dict[KeyPath, int] = {}
+    duplicates = [
+        f"{name}:{line}: {_dotted(path)}: this key stands here twice" for path, line in _walk(node, (), lines)
+    ]
+    if duplicates:
+        raise DocumentError("\n".join(duplicates))
+    try:
+        value = yaml.SafeLoader("").construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise DocumentError(f"{name}:{line}: {error.problem}") from error
+    if not isinstance(value, Mapping):
+        raise DocumentError(f"{name}:{node.start_mark.line + 1}: expected a mapping of keys, found {_kind(value)}")
+    try:
+        return model.model_validate(value, context=context)
+    except ValidationError as error:
+        messages = [_message(name, problem, lines, model) for problem in error.errors(include_url=False)]
+        raise DocumentError("\n".join(messages)) from error
+
+
+def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Iterator[tuple[KeyPath, int]]:
+    """Note the line of every key; yield the keys that stand twice in one mapping."""
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            here = (*path, str(key.value))
+            lines[here] = key.start_mark.line + 1
+            if key.value in seen:
+                yield here, lines[here]
+            seen.add(key.value)
+            yield from _walk(value, here, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for position, item in enumerate(node.value):
+            yield from _walk(item, (*path, position), lines)
+
+
+def _message(name: str, problem: Any, lines: Mapping[KeyPath, int], model: type[BaseModel]) -> str:
+    path: KeyPath = tuple(problem["loc"])
+    known = path
+    while known and known not in lines:
+        known = known[:-1]
+    line = lines.get(known, 1)
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        siblings = _fields_at(model, path[:-1])
+        close = difflib.get_close_matches(str(path[-1]), siblings, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(siblings) or 'nothing'}"
+        text = f"unknown key; {hint}"
+    elif problem["type"] == "missing":
+        text = "is missing"
+    elif isinstance(problem.get("input"), str | int | float | bool):
+        text = f"{text} (found {problem['input']!r})"
+    return f"{name}:{line}: {_dotted(path) or 'document'}: {text}"
+
+
+def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Keys that may stand where `path` leads, as far as plain nested models tell."""
+    current: Any = model
+    for step in path:
+        if isinstance(step, int):
+            continue
+        field = getattr(current, "model_fields", {}).get(step)
+        if field is None:
+            return []
+        current = next(_models_in(field.annotation), None)
+    return [field.alias or key for key, field in getattr(current, "model_fields", {}).items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models_in(argument)
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(f"[{step}]" if isinstance(step, int) else step for step in path).replace(".[", "[")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return "a list" if isinstance(value, list) else "a text" if isinstance(value, str) else type(value).__name__

@@ -1,0 +1,45 @@
+"""The configuration file and the environment that overrides it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from documents import DocumentError
+from router.config import WorkerConfig
+from stack.config import PrefixwatchConfig, load_config
+
+
+def test_without_a_file_everything_has_a_default() -> None:
+    assert load_config(None, {}) == PrefixwatchConfig()
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "prefixwatch.yaml"
+    file.write_text("router: {port: 8100, policy: {name: score}}\nfleet: {workers: 2}\n")
+    config = load_config(file, {"PREFIXWATCH_ROUTER__PORT": "8200", "PREFIXWATCH_ENGINES_DIR": "/elsewhere"})
+    assert (config.router.port, config.router.policy.name, config.fleet.workers) == (8200, "score", 2)
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(
+        DocumentError, match="environment variable PREFIXWATCH_FLEET__WORKERS: .* greater than or equal"
+    ):
+        load_config(None, {"PREFIXWATCH_FLEET__WORKERS": "0"})
+
+
+def test_a_wrong_key_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "prefixwatch.yaml"
+    file.write_text("router:\n  prot: 8100\n")
+    with pytest.raises(DocumentError, match=r"prefixwatch\.yaml:2: router\.prot: unknown key; did you mean 'port'"):
+        load_config(file, {})
+
+
+def test_tenants_salts_reach_the_router_and_no_message(tmp_path: Path) -> None:
+    file = tmp_path / "prefixwatch.yaml"
+    file.write_text("tenants:\n  - {name: acme, salt: s3cret}\n")
+    config = load_config(file, {})
+    assert "s3cret" not in repr(config)
+    router = config.router_config([WorkerConfig(name="w0", url="http://127.0.0.1:1")], None, 16)
+    assert router.tenants.salts == {"acme": "s3cret"}
