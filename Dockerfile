@@ -1,4 +1,4 @@
-# The whole stack in one image: `docker run --rm -p 8000:8000 -p 9400:9400 prefixwatch up`
+# The whole stack in one image: `docker run --rm -p 8000:8000 -p 9477:9477 prefixwatch up`
 FROM python:3.12-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends prometheus \
@@ -10,6 +10,6 @@ RUN pip install --no-cache-dir --require-hashes -r requirements.lock
 COPY . .
 RUN pip install --no-cache-dir --no-deps . 
 USER prefixwatch
-EXPOSE 8000 9400 9090
+EXPOSE 8000 9477 9090
 ENTRYPOINT ["prefixwatch"]
 CMD ["up", "--host", "0.0.0.0"]

@@ -38,8 +38,30 @@ _KERNEL_BLOCK_SIZES = (16, 32)
 
 
 def as_tokens(ids: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
-    """Token ids as the array that all hashing takes: unsigned 32-bit, contiguous, little-endian."""
-    return np.ascontiguousarray(ids, dtype="<u4")
+    """Token ids as the array that all hashing takes: unsigned 32-bit, contiguous, little-endian.
+
+    Raises ValueError for an id that 32 bits can't hold: wrapped around, it would collide with another's.
+    """
+    if isinstance(ids, np.ndarray) and ids.dtype != np.uint32 and ids.size and not _fits(ids):
+        raise ValueError("token ids must lie in 0 … 2^32 - 1")
+    try:
+        return np.ascontiguousarray(ids, dtype="<u4")
+    except OverflowError as error:
+        raise ValueError("token ids must lie in 0 … 2^32 - 1") from error
+
+
+def _fits(ids: npt.NDArray[np.integer]) -> bool:
+    return bool(ids.min() >= 0) and bool(ids.max() < 2**32)
+
+
+def multimodal_key(identifier: str | bytes, offset: int) -> int:
+    """The u64 key of an image, audio clip or the like inside a block.
+
+    `identifier` is the engine's digest of the item, `offset` where it starts, in tokens from the start of the
+    block (negative: in an earlier block).
+    """
+    raw = identifier.encode() if isinstance(identifier, str) else identifier
+    return xxh3_64_intdigest(raw + (offset % 2**64).to_bytes(8, "little"), SEED)
 
 
 def namespace_root(salt: str | None = None, lora: str | None = None) -> int | None:

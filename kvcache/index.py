@@ -3,15 +3,19 @@
 Lookups bisect: if a worker holds block k of a prompt it holds every block before it (engines evict tails
 first), so a worker's bit over depth is 1…1 0…0 and one bisection per distinct set of workers finds every
 depth. `depths_by_walk` makes no such assumption and is the reference that lookups are audited against.
+
+Clearing a worker takes its bit away at once; the entries that still carry the dead bit are swept a few at a
+time by later stores and removals, so that a worker of 400,000 blocks never holds up a decision.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from kvcache.blocks import Hashes
+
+_SWEPT_AT_ONCE = 512
 
 
 class BlockIndex:
@@ -22,9 +26,14 @@ class BlockIndex:
         self._held: dict[str, set[int]] = {}
         self._bit: dict[str, int] = {}
         self._name: dict[int, str] = {}
+        self._live = 0
+        self._bits_made = 0
         self._free_bits: list[int] = []
+        self._dead: deque[tuple[int, set[int]]] = deque()
+        self._unit: dict[str, int] = {}
 
     def __len__(self) -> int:
+        """Distinct blocks, those of cleared workers included until they are swept."""
         return len(self._holders)
 
     @property
@@ -34,52 +43,62 @@ class BlockIndex:
     def block_count(self, worker: str) -> int:
         return len(self._held.get(worker, ()))
 
+    def holds(self, worker: str, block: int) -> bool:
+        return block in self._held.get(worker, ())
+
     def holders(self, block: int) -> list[str]:
         """Workers that hold this block."""
-        return self._names(self._holders.get(block, 0))
+        return self._names(self._holders.get(block, 0) & self._live)
+
+    def set_retrieval_unit(self, worker: str, blocks: int) -> None:
+        """This worker can only reuse whole groups of so many blocks: its own blocks are that much larger.
+
+        Its depths are rounded down accordingly. The unit outlives `clear` and ends with `forget`.
+        """
+        if blocks < 1:
+            raise ValueError(f"a retrieval unit is at least 1 block, got {blocks}")
+        if blocks == 1:
+            self._unit.pop(worker, None)
+        else:
+            self._unit[worker] = blocks
 
     def store(self, worker: str, blocks: Iterable[int]) -> None:
         bit = self._bit_of(worker)
         held, holders = self._held[worker], self._holders
+        before = len(held)
         for block in blocks:
             holders[block] = holders.get(block, 0) | bit
             held.add(block)
+        self._sweep(max(_SWEPT_AT_ONCE, 2 * (len(held) - before)))
 
     def remove(self, worker: str, blocks: Iterable[int]) -> None:
         """Forget blocks of a worker; unknown blocks and workers are no error: removals may arrive twice."""
         bit, held = self._bit.get(worker), self._held.get(worker)
-        if bit is None or held is None:
-            return
-        for block in blocks:
-            if block in held:
-                held.discard(block)
-                self._drop_bit(block, bit)
+        if bit is not None and held is not None:
+            for block in blocks:
+                if block in held:
+                    held.discard(block)
+                    self._drop_bit(block, bit)
+        self._sweep(_SWEPT_AT_ONCE)
 
     def clear(self, worker: str) -> None:
         """The worker holds nothing any more."""
-        bit, held = self._bit.get(worker), self._held.get(worker)
-        if bit is None or held is None:
-            return
-        for block in held:
-            self._drop_bit(block, bit)
-        held.clear()
+        if self._held.get(worker):
+            self._retire_bit(worker)
+            self._bit_of(worker)
 
     def forget(self, worker: str) -> None:
         """The worker has left the fleet: clear it and give its bit away."""
-        self.clear(worker)
-        bit = self._bit.pop(worker, None)
-        if bit is not None:
-            del self._name[bit]
-            self._held.pop(worker, None)
-            self._free_bits.append(bit)
+        self._unit.pop(worker, None)
+        if worker in self._bit:
+            self._retire_bit(worker)
 
     def depths(self, blocks: Hashes) -> dict[str, int]:
-        """Leading blocks of this prompt that each worker holds; workers that hold none are left out."""
+        """Leading blocks of this prompt that each worker can reuse; workers with none are left out."""
         count = len(blocks)
         if not count:
             return {}
-        get = self._holders.get
-        alive = get(int(blocks[0]), 0)
+        alive = self._holders.get(int(blocks[0]), 0) & self._live
         found: dict[str, int] = {}
         low = 1  # every worker in `alive` holds at least `low` blocks
         while alive:
@@ -87,23 +106,30 @@ class BlockIndex:
             for name in self._names(alive & ~survivors):
                 found[name] = low
             alive, low = survivors, low + 1
-        return found
+        return self._in_units(found)
 
     def depths_by_walk(self, blocks: Hashes) -> dict[str, int]:
         """`depths`, block by block: right even when a worker holds a block without its predecessors."""
         found: dict[str, int] = {}
-        alive = -1
-        for depth, block in enumerate(blocks.tolist() if isinstance(blocks, np.ndarray) else blocks):
+        alive = self._live
+        for depth, block in enumerate(blocks.tolist()):
             still = alive & self._holders.get(block, 0)
             if depth:
                 for name in self._names(alive & ~still):
                     found[name] = depth
             alive = still
             if not alive:
-                return found
-        for name in self._names(alive if alive > 0 else 0):
-            found[name] = len(blocks)
-        return found
+                break
+        if len(blocks):
+            for name in self._names(alive):
+                found[name] = len(blocks)
+        return self._in_units(found)
+
+    def _in_units(self, found: dict[str, int]) -> dict[str, int]:
+        if not self._unit:
+            return found
+        rounded = {name: depth - depth % self._unit.get(name, 1) for name, depth in found.items()}
+        return {name: depth for name, depth in rounded.items() if depth}
 
     def _bisect(self, blocks: Hashes, low: int, count: int, alive: int) -> tuple[int, int]:
         """Deepest depth that all of `alive` reach, and who of them reaches further."""
@@ -121,9 +147,32 @@ class BlockIndex:
     def _bit_of(self, worker: str) -> int:
         bit = self._bit.get(worker)
         if bit is None:
-            bit = self._free_bits.pop() if self._free_bits else 1 << len(self._bit)
+            if self._free_bits:
+                bit = self._free_bits.pop()
+            else:
+                bit = 1 << self._bits_made
+                self._bits_made += 1
             self._bit[worker], self._name[bit], self._held[worker] = bit, worker, set()
+            self._live |= bit
         return bit
+
+    def _retire_bit(self, worker: str) -> None:
+        """Take the worker's bit out of every answer now, and out of the map piece by piece."""
+        bit = self._bit.pop(worker)
+        del self._name[bit]
+        self._live &= ~bit
+        self._dead.append((bit, self._held.pop(worker)))
+
+    def _sweep(self, budget: int) -> None:
+        """Take up to `budget` dead entries out; more than stores put in, so that dead ones never pile up."""
+        while self._dead and budget > 0:
+            bit, held = self._dead[0]
+            for _ in range(min(budget, len(held))):
+                self._drop_bit(held.pop(), bit)
+                budget -= 1
+            if not held:
+                self._dead.popleft()
+                self._free_bits.append(bit)
 
     def _drop_bit(self, block: int, bit: int) -> None:
         left = self._holders[block] & ~bit

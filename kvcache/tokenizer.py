@@ -1,27 +1,29 @@
 """Prompt text → token ids, as the engine that serves the model would count them.
 
-Reads a model folder (`tokenizer.json`, `tokenizer_config.json`, optionally `chat_template.jinja`): the chat
-template is rendered with the settings Hugging Face documents for templates (trimmed blocks, sandboxed), the
-text is then encoded without added special tokens, as vLLM and SGLang do for chat. Plain completions do get
-the special tokens that the tokenizer's own post-processor adds.
+Reads a model folder (`tokenizer.json`, `tokenizer_config.json`, optionally `chat_template.jinja`). A rendered
+conversation is encoded without added special tokens, as vLLM and SGLang do for chat: its template has put them
+in. Plain completions do get the special tokens that the tokenizer's own post-processor adds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as _Tokenizer
 
 from kvcache.blocks import Tokens, as_tokens
+from kvcache.chat_template import ChatTemplate, ChatTemplateError, Messages
+from kvcache.segments import SegmentCache, segment_cache
 
-Messages = Sequence[Mapping[str, Any]]
+__all__ = ["Messages", "Tokenizer", "TokenizerError"]
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+SEGMENT_CACHE_BYTES = 32 * 2**20
+_GIL_FREE_CHARACTERS = 4096
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TokenizerError(Exception):
@@ -29,30 +31,21 @@ class TokenizerError(Exception):
 
 
 class Tokenizer:
-    """A model's own tokenizer and chat template."""
+    """A model's own tokenizer and chat template.
 
-    def __init__(self, model_dir: Path | str) -> None:
+    Pieces of chat texts are kept encoded, up to `segment_cache_bytes` (0: none), where the tokenizer allows
+    that exactly; `segments` is None where it doesn't.
+    """
+
+    def __init__(self, model_dir: Path | str, *, segment_cache_bytes: int = SEGMENT_CACHE_BYTES) -> None:
         folder = Path(model_dir)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise TokenizerError(
-                f"no tokenizer.json in {folder}: point the tokenizer at the model's own folder "
-                f"(the one the engine serves), or make the built-in tiny model with `prefixwatch engines model DIR`"
-            )
-        try:
-            self._tokenizer = _Tokenizer.from_file(str(file))
-        except Exception as error:
-            raise TokenizerError(f"{file} is not a readable tokenizer: {error}") from error
-        config_file = folder / "tokenizer_config.json"
-        config = json.loads(config_file.read_text()) if config_file.is_file() else {}
-        self._special = {
-            key: _token_text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")
+        self._tokenizer = _load(folder)
+        config = _config(folder / "tokenizer_config.json")
+        special = {key: _token_text(config[key]) for key in _SPECIAL_TOKENS if config.get(key)}
+        self._templates = {
+            name: _compiled(source, special, folder) for name, source in _template_sources(folder, config).items()
         }
-        template = config.get("chat_template")
-        template_file = folder / "chat_template.jinja"
-        if template_file.is_file():
-            template = template_file.read_text()
-        self._template = _environment().from_string(template) if isinstance(template, str) else None
+        self.segments: SegmentCache | None = segment_cache(self._tokenizer, self.encode, segment_cache_bytes)
 
     @property
     def vocabulary_size(self) -> int:
@@ -60,22 +53,26 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Tokens:
         """Token ids of a text."""
-        return as_tokens(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) > _GIL_FREE_CHARACTERS:  # only the batch call lets other threads run meanwhile
+            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        else:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return as_tokens(encoding.ids)
 
     def encode_chat(self, messages: Messages, *, tools: Any = None, **template_arguments: Any) -> Tokens:
         """Token ids of a conversation up to the point where the assistant answers."""
-        return self.encode(self.render_chat(messages, tools=tools, **template_arguments))
+        text = self.render_chat(messages, tools=tools, **template_arguments)
+        return self.encode(text) if self.segments is None else self.segments.encode(text)
 
     def render_chat(self, messages: Messages, *, tools: Any = None, **template_arguments: Any) -> str:
         """The text a conversation becomes. Raises TokenizerError where the template refuses it."""
-        if self._template is None:
+        template = (self._templates.get("tool_use") if tools else None) or self._templates.get("default")
+        if template is None:
             raise TokenizerError("this model's tokenizer_config.json has no chat_template: send plain completions")
-        flat = [{**message, "content": _text_of(message.get("content"))} for message in messages]
-        arguments = {"add_generation_prompt": True, **self._special, **template_arguments}
         try:
-            return self._template.render(messages=flat, tools=tools, **arguments)
-        except TemplateError as error:
-            raise TokenizerError(f"the chat template refuses this conversation: {error}") from error
+            return template.render(messages, tools=tools, **template_arguments)
+        except ChatTemplateError as error:
+            raise TokenizerError(str(error)) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -85,23 +82,60 @@ class Tokenizer:
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
 
+def _load(folder: Path) -> _Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise TokenizerError(
+            f"no tokenizer.json in {folder}: point the tokenizer at the model's own folder "
+            f"(the one the engine serves), or make the built-in tiny model with `prefixwatch engines model DIR`"
+        )
+    try:
+        tokenizer = _Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"{file} is not a readable tokenizer: {error}") from error
+    tokenizer.no_truncation()  # engines refuse or cut long prompts themselves; a file's setting would hide tokens
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{file} is not valid JSON ({error}): take the file from the model again") from error
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{file} must hold a JSON object, not {type(config).__name__}")
+    return config
+
+
+def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Templates by name. A file beside the config wins; a config may hold one text, or a list of named ones."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return {"default": file.read_text(encoding="utf-8")}
+    template = config.get("chat_template")
+    if template is None:
+        return {}
+    if isinstance(template, str):
+        return {"default": template}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in template}
+    except (TypeError, KeyError) as error:
+        raise TokenizerError(
+            f"chat_template in {folder / 'tokenizer_config.json'} must be a text or a list of "
+            f"{{name, template}} objects"
+        ) from error
+
+
+def _compiled(source: str, special: dict[str, str], folder: Path) -> ChatTemplate:
+    try:
+        return ChatTemplate(source, special)
+    except ChatTemplateError as error:
+        raise TokenizerError(f"{folder}: {error}") from error
+
+
 def _token_text(value: Any) -> str:
     """A special token as tokenizer_config.json writes it: a text, or an object with `content`."""
-    return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")
-
-
-def _text_of(content: Any) -> Any:
-    """OpenAI content: a text, or parts of which only the text ones have tokens before the engine sees them."""
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
-    return content if content is not None else ""
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = raise_exception
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    return environment
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value)

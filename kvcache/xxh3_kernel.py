@@ -101,7 +101,8 @@ def chain_hashes(
 ) -> npt.NDArray[np.uint64]:
     """Chain hash of each full block of 16 or 32 tokens; see `kvcache.blocks.block_hashes`."""
     full = len(tokens) - len(tokens) % block_size
-    words = tokens[:full].view(np.uint64)
+    # numba compiles anew for read-only and for unaligned arrays, which would stall the first such request.
+    words = np.require(tokens[:full].view(np.uint64), requirements=("ALIGNED", "WRITEABLE"))
     hashes: npt.NDArray[np.uint64] = _chain(
         words, block_size // 2, root is not None, np.uint64(root or 0), np.uint64(seed)
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from kvcache.blocks import Hashes, Tokens
@@ -45,6 +46,9 @@ class LoadReport:
     running: int | None = None
     waiting: int | None = None
     kv_usage_ratio: float | None = None
+    waiting_uncached_tokens: int | None = None
+    """Prompt tokens still to be computed for the waiting requests."""
+    generation_tokens_per_second: float | None = None
 
 
 @dataclass(slots=True)
@@ -92,6 +96,9 @@ class Needs:
 
     tokens: bool = False
     cache_view: bool = False
+    """Asks `Fleet.hit_blocks`; any writer of the view will do unless `events` is set."""
+    events: bool = False
+    """The view must be fed by the engines' KV events; the router's own history won't do."""
     engine_load: bool = False
 
 
@@ -112,6 +119,8 @@ class Policy(ABC):
     """The project, paper or release that the policy is taken from."""
     needs: ClassVar[Needs] = Needs()
     reasons: ClassVar[tuple[str, ...]]
+    deterministic: ClassVar[bool] = False
+    """The same calls always give the same answers, whatever the seed."""
     Options: ClassVar[type] = NoOptions
 
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
@@ -119,7 +128,10 @@ class Policy(ABC):
         for key in options:
             if key not in known:
                 raise ValueError(f"policy {self.name} has no option '{key}'; it has {', '.join(known) or 'none'}")
-        self.options = self.Options(**options)
+        try:
+            self.options: Any = msgspec.convert(options, self.Options, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"policy {self.name}: {error}") from error
         self.rng = random.Random(seed)
 
     @abstractmethod

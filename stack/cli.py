@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -65,7 +65,7 @@ def bench(
         scenario=scenario,
         engine=engine,
         workers=workers,
-        policies=[name.strip() for name in policy.split(",") if name.strip()],
+        policies=_names(policy),
         target=target,
         model_dir=model_dir,
         repeats=repeats,
@@ -73,8 +73,197 @@ def bench(
         duration_seconds=duration,
         out=out,
     )
-    console = Console(stderr=as_json)
-    summary, exit_code = run_bench(options, console)
+    _finish(*run_bench(options, Console(stderr=as_json)), as_json=as_json)
+
+
+@app.command()
+def simulate(
+    source: Annotated[
+        str | None, typer.Argument(help="A scenario (name or YAML file) or a trace (JSON lines).", show_default=False)
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="A trace in Mooncake's format; the same as naming it.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Engines; default: the scenario's, 1 for a trace.")] = None,
+    capacity_blocks: Annotated[
+        int | None,
+        typer.Option(min=1, help="KV blocks an engine holds; default: the scenario's, unbounded for a trace."),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Routing policies, by comma.")] = "round_robin,cache_aware",
+    arrivals: Annotated[
+        str,
+        typer.Option(
+            help="`trace`: at their recorded times. `serial`: one request after another, an exact study of the "
+            "cache. `auto`: serial for one worker, else trace."
+        ),
+    ] = "auto",
+    speed: Annotated[float, typer.Option(help="Replay this many times as fast as recorded.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests.")] = None,
+    view: Annotated[
+        str, typer.Option(help="What policies know of the caches: the router's own `history`, or engines' `events`.")
+    ] = "history",
+    profile: Annotated[str | None, typer.Option(help="Step-time profile of the engines.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of a scenario, each with its own seed.")] = 3,
+    seed: Annotated[int, typer.Option(help="Fixes the traffic and random ties.")] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run the same policies and engine model in virtual time: a fleet's day in minutes, exactly repeatable.
+
+    Example: `prefixwatch simulate shared-prefix --policy round_robin,cache_aware,score --workers 16`
+
+    Example: `prefixwatch simulate --trace conversation_trace.jsonl --workers 1 --capacity-blocks 10000`
+    """
+    from stack.simulate_command import SimulateOptions, run_simulate
+
+    options = SimulateOptions(
+        source=source,
+        trace=trace,
+        workers=workers,
+        capacity_blocks=capacity_blocks,
+        policies=_names(policy),
+        arrivals=arrivals,
+        speed=speed,
+        limit=limit,
+        view=view,
+        profile=profile,
+        repeats=repeats,
+        seed=seed,
+    )
+    _finish(*run_simulate(options, Console(stderr=as_json)), as_json=as_json)
+
+
+@app.command()
+def up(
+    config: Annotated[Path | None, typer.Option(help="prefixwatch.yaml; without it, 4 simulated engines.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address that router and exporter listen on.")] = None,
+    folder: Annotated[Path, typer.Option(help="Folder for logs and Prometheus' data.")] = Path("results/up"),
+) -> None:
+    """Run the whole stack until Ctrl-C: engines, router, exporter, Prometheus if it is installed.
+
+    Example: `prefixwatch up`, then send chats to the printed router address.
+    """
+    from stack.config import load_config
+    from stack.up import run_up
+
+    run_up(load_config(config).listening_on(host), folder, Console())
+
+
+@app.command()
+def router(config: Annotated[Path, typer.Option(help="prefixwatch.yaml; `fleet.targets` lists the engines.")]) -> None:
+    """Run the router alone, in front of the engines in `fleet.targets`.
+
+    Example: `prefixwatch router --config prefixwatch.yaml`
+    """
+    from stack.parts import run_router
+
+    run_router(config, Console())
+
+
+@app.command()
+def exporter(
+    target: Annotated[
+        list[str] | None, typer.Option(help="`[NAME=]URL` of a metrics page; may be given again and again.")
+    ] = None,
+    kv_events: Annotated[
+        list[str] | None, typer.Option(help="`[NAME=]ENDPOINT` of a target's ZMQ KV events, e.g. tcp://host:5557.")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to serve on.")] = None,
+    interval: Annotated[float | None, typer.Option(help="Seconds between scrapes.")] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Scrape, print the metrics and end; 2 if a target failed.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="Configuration file instead of --target.")] = None,
+) -> None:
+    """Scrape routers and engines, derive prefix-cache metrics, serve them at /metrics and /api/v1/fleet.
+
+    Example: `prefixwatch exporter --target http://127.0.0.1:8001 --target router=http://127.0.0.1:8000 --once`
+    """
+    from stack.parts import run_exporter
+
+    run_exporter(target or [], kv_events or [], listen, interval, once=once, config=config, console=Console())
+
+
+@app.command()
+def engine(
+    config: Annotated[
+        Path, typer.Option(help="YAML with the simulated engine's settings (engines/simulated_config.py).")
+    ],
+) -> None:
+    """Run one simulated engine alone.
+
+    Example: `prefixwatch engine --config engine.yaml`
+    """
+    from stack.parts import run_engine
+
+    run_engine(config)
+
+
+@app.command()
+def policies(as_json: JsonFlag = False) -> None:
+    """List the routing policies: where each comes from, what it needs to know, its defaults.
+
+    Example: `prefixwatch policies --json`
+    """
+    from router.policies import describe
+    from stack.listings import policies_table
+
+    found = describe()
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        Console().print(policies_table(found))
+
+
+@engines_app.command("install")
+def engines_install(
+    engine: Annotated[str, typer.Argument(help="The engine to install: `vllm`.")],
+    torch_index_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Index of PyTorch's CPU wheels, where pip doesn't find torch's CPU build by itself: the address that "
+            "PyTorch's installation page gives for pip and CPU."
+        ),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where to; default: the user's data folder.")] = None,
+) -> None:
+    """Install a real engine into an environment of its own; a broken installation is repaired.
+
+    Example: `prefixwatch engines install vllm`
+    """
+    from stack.engines_command import install
+
+    install(engine, folder, torch_index_url, Console())
+
+
+@engines_app.command("list")
+def engines_list(as_json: JsonFlag = False) -> None:
+    """List the engines that `bench --engine` can start, and whether they are installed.
+
+    Example: `prefixwatch engines list`
+    """
+    from stack.engines_command import installed, installed_table
+
+    found = installed()
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        Console().print(installed_table(found))
+
+
+@engines_app.command("model")
+def engines_model(folder: Annotated[Path, typer.Argument(help="Folder to write the model to.")]) -> None:
+    """Make the tiny random-weight model with its own tokenizer, without any download.
+
+    Example: `prefixwatch engines model ./tiny`
+    """
+    from engines.tiny_model import make_tiny_model
+
+    print(make_tiny_model(folder, weights=True))
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _finish(summary: dict[str, Any], exit_code: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary, indent=2))
     raise typer.Exit(exit_code)

@@ -72,7 +72,7 @@ class RouterSection(_Section):
 
 class ExporterSection(_Section):
     host: str = "127.0.0.1"
-    port: int = Field(default=9400, ge=0, le=65_535)
+    port: int = Field(default=9477, ge=0, le=65_535)
     interval_seconds: float = Field(default=5.0, gt=0)
 
 
@@ -97,6 +97,18 @@ class PrefixwatchConfig(_Section):
             if names.count(name) > 1:
                 raise ValueError(f"tenants: two are called '{name}'")
         return self
+
+    def listening_on(self, host: str | None) -> PrefixwatchConfig:
+        """The same with router and exporter listening on `host`; None changes nothing."""
+        if host is None:
+            return self
+        here = {"host": host}
+        return self.model_copy(
+            update={
+                "router": self.router.model_copy(update=here),
+                "exporter": self.exporter.model_copy(update=here),
+            }
+        )
 
     def router_config(self, workers: list[WorkerConfig], model_dir: Path | None, block_size: int) -> RouterConfig:
         """The router's settings in front of these engines."""

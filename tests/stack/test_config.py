@@ -24,7 +24,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
 
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(
-        DocumentError, match="environment variable PREFIXWATCH_FLEET__WORKERS: .* greater than or equal"
+        DocumentError, match=r"environment variable PREFIXWATCH_FLEET__WORKERS: .* greater than or equal"
     ):
         load_config(None, {"PREFIXWATCH_FLEET__WORKERS": "0"})
 

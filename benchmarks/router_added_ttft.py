@@ -1,0 +1,186 @@
+"""What the router adds to time to first token, and what relaying a chunk costs it.
+
+One run, interleaved rounds: the same client asks a stamping server (20 ms to the first token, 10 ms gaps, 64 tokens)
+directly, through a bare aiohttp pass-through (the named baseline) and through the router under several policies.
+
+    python benchmarks/router_added_ttft.py [--rate 50] [--rounds 3] [--round-seconds 4] [--prompt-words 256]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+import uvloop
+
+ROOT = Path(__file__).resolve().parents[1]
+_WRITTEN = re.compile(rb'"content":"(\d+)"')
+DIRECT, BASELINE = "direct", "aiohttp pass-through"
+POLICIES = ("round_robin", "cache_aware")
+
+
+@dataclass
+class Samples:
+    """Milliseconds from sending to the first content, and from an event's stamp to its arrival."""
+
+    ttft_ms: list[float] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+
+
+class Client(asyncio.Protocol):
+    """One connection's side of one request after another; stamps every read."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.WriteTransport = transport  # type: ignore[assignment]  # what uvloop gives for TCP
+
+    def ask(self, request: bytes) -> asyncio.Future[None]:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting = True
+        self._tail = b""
+        self._sent = time.monotonic_ns()
+        self.transport.write(request)
+        return self.done
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic_ns()
+        for stamp in _WRITTEN.findall(data):
+            self.samples.late_ms.append((now - int(stamp)) / 1e6)
+            if self._waiting:
+                self._waiting = False
+                self.samples.ttft_ms.append((now - self._sent) / 1e6)
+        self._tail = (self._tail + data)[-5:]
+        if self._tail == b"0\r\n\r\n" and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionResetError("closed in mid-answer"))
+
+
+async def one_round(url: str, rate: float, seconds: float, bodies: Iterator[bytes], samples: Samples) -> None:
+    """Open loop: requests leave at an even rate, each on an idle connection or a new one."""
+    address = urlsplit(url)
+    idle: list[Client] = []
+    loop = asyncio.get_running_loop()
+
+    async def ask(body: bytes) -> None:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        if idle:
+            client = idle.pop()
+        else:
+            _, client = await loop.create_connection(lambda: Client(samples), address.hostname, address.port)
+        await client.ask(request)
+        idle.append(client)
+
+    begun = loop.time()
+    async with asyncio.TaskGroup() as group:
+        for number in range(int(rate * seconds)):
+            await asyncio.sleep(max(begun + number / rate - loop.time(), 0))
+            group.create_task(ask(next(bodies)))
+    for client in idle:
+        client.transport.close()
+
+
+@contextmanager
+def _process(*arguments: str) -> Iterator[tuple[str, psutil.Process]]:
+    """A server in its own process: its address, from the port at the end of its first line, and the process."""
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            port = process.stdout.readline().strip().rpartition(":")[2]
+            if not port:
+                raise SystemExit(f"{' '.join(arguments)} didn't start")
+            yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+        finally:
+            process.terminate()
+
+
+def _bodies(words: int) -> Iterator[bytes]:
+    """Prompts of so many words; three quarters shared by all."""
+    vocabulary = ["time", "way", "year", "work", "day", "man", "world", "life", "hand", "part"]
+    random_words = random.Random(1)
+    shared = " ".join(random_words.choices(vocabulary, k=words * 3 // 4))
+    while True:
+        own = " ".join(random_words.choices(vocabulary, k=words // 4))
+        message = {"role": "user", "content": f"{shared} {own}"}
+        yield json.dumps({"model": "tiny", "stream": True, "max_tokens": 64, "messages": [message]}).encode()
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Samples]:
+    """Run all rounds; one warm-up round for each target is thrown away."""
+    from engines.tiny_model import make_tiny_model  # noqa: PLC0415, found once the checkout is on the path
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model = Path(folder) / "model"
+        make_tiny_model(model)
+        engine, _ = stack.enter_context(_process("benchmarks/stamping_server.py", "--ttft-ms", "20", "--itl-ms", "10"))
+        targets = {DIRECT: (engine, None)}
+        targets[BASELINE] = stack.enter_context(_process("benchmarks/passthrough.py", "--target", engine))
+        for policy in POLICIES:
+            file = Path(folder) / f"{policy}.json"
+            worker = {"name": "stamping", "url": engine}
+            config = {"port": 0, "workers": [worker], "policy": {"name": policy}, "model_dir": str(model)}
+            file.write_text(json.dumps(config))
+            targets[f"router {policy}"] = stack.enter_context(_process("-m", "router.app", "--config", str(file)))
+        samples = {name: Samples() for name in targets}
+        bodies = _bodies(arguments.prompt_words)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            for number in range(arguments.rounds + 1):
+                for name, (url, process) in targets.items():
+                    warm_up = number == 0
+                    into = Samples() if warm_up else samples[name]
+                    seconds = 1.0 if warm_up else arguments.round_seconds
+                    cpu = sum(process.cpu_times()[:2]) if process else 0.0
+                    runner.run(one_round(url, arguments.rate, seconds, bodies, into))
+                    into.cpu_seconds += sum(process.cpu_times()[:2]) - cpu if process else 0.0
+        return samples
+
+
+def report(samples: dict[str, Samples]) -> None:
+    """Added time against direct, and its ratio to the baseline's."""
+    direct, baseline = samples[DIRECT], samples[BASELINE]
+
+    def added(of: Samples, percentile: float) -> float:
+        return float(np.percentile(of.ttft_ms, percentile) - np.percentile(direct.ttft_ms, percentile))
+
+    print(
+        f"{'':24}{'TTFT p50':>10}{'added p50':>11}{'added p99':>11}{'ratio p50':>11}{'late p50':>10}{'CPU/chunk':>11}"
+    )
+    for name, of in samples.items():
+        ratio = f"{added(of, 50) / added(baseline, 50):.2f}x" if name != DIRECT else ""
+        cpu = f"{of.cpu_seconds / len(of.late_ms) * 1e6:.0f} us" if of.cpu_seconds else ""
+        print(
+            f"{name:24}{np.percentile(of.ttft_ms, 50):8.2f}ms{added(of, 50):9.2f}ms{added(of, 99):9.2f}ms{ratio:>11}"
+            f"{np.percentile(of.late_ms, 50):8.2f}ms{cpu:>11}"
+        )
+    print(f"ratio: added p50 to that of the baseline '{BASELINE}' in this run; {len(direct.ttft_ms)} requests each")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=50.0, help="requests per second")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--round-seconds", type=float, default=3.0)
+    parser.add_argument("--prompt-words", type=int, default=256)
+    report(measure(parser.parse_args()))

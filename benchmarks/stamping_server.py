@@ -1,0 +1,116 @@
+"""A streaming server that costs next to nothing: fixed time to first token, fixed gaps, each event stamped.
+
+Speaks just enough HTTP/1.1 to be an engine: `POST` answers an event stream, `GET` answers 200. The content of
+every event is the monotonic clock (ns) at its sending, so a client on the same machine sees how late it arrives;
+the first event also carries `"srv": [request read, event sent]` in the same clock.
+
+    python -m benchmarks.stamping_server --port 0 --ttft-ms 20 --itl-ms 10 --chunks 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import cast
+
+import uvloop
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+_BACKLOG = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How an answer is spread over time."""
+
+    ttft_seconds: float
+    itl_seconds: float
+    chunks: int
+
+
+class StampingServer(asyncio.Protocol):
+    """One connection; requests one after another."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._received = b""
+        self._read_ns = 0
+        self._left = 0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._loop = asyncio.get_running_loop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._read_ns = time.monotonic_ns()
+        self._received += data
+        head, separator, body = self._received.partition(b"\r\n\r\n")
+        if not separator or len(body) < _content_length(head):
+            return
+        self._received = body[_content_length(head) :]
+        if head.startswith(b"GET"):
+            self._transport.write(_EMPTY)
+            return
+        self._left = self._pace.chunks
+        self._due = self._loop.time() + self._pace.ttft_seconds
+        self._timer = self._loop.call_at(self._due, self._first)
+
+    def _first(self) -> None:
+        now = time.monotonic_ns()
+        self._transport.write(_HEAD + _chunk(_event(now, f',"srv":[{self._read_ns},{now}]')))
+        self._sent()
+
+    def _next(self) -> None:
+        self._transport.write(_chunk(_event(time.monotonic_ns())))
+        self._sent()
+
+    def _sent(self) -> None:
+        self._left -= 1
+        if self._left:
+            self._due += self._pace.itl_seconds
+            self._timer = self._loop.call_at(self._due, self._next)
+        else:
+            self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+
+def _event(now_ns: int, more: str = "") -> bytes:
+    return f'data: {{"choices":[{{"index":0,"delta":{{"content":"{now_ns}"}}}}]{more}}}\n\n'.encode()
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            return int(value)
+    return 0
+
+
+async def _serve(port: int, pace: Pace) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: StampingServer(pace), "127.0.0.1", port, backlog=_BACKLOG)
+    print(f"ready on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0, help="0: the system picks one")
+    parser.add_argument("--ttft-ms", type=float, default=20.0, help="time to first token")
+    parser.add_argument("--itl-ms", type=float, default=10.0, help="time between events")
+    parser.add_argument("--chunks", type=int, default=64, help="content events an answer")
+    options = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(options.port, Pace(options.ttft_ms / 1000, options.itl_ms / 1000, options.chunks)))

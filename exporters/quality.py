@@ -1,0 +1,105 @@
+"""Why a target's numbers may mislead: flags that alerts and runbooks can read.
+
+A flag is 1 (raised), 0 (looked at, fine) or absent (couldn't be looked at).
+"""
+
+from __future__ import annotations
+
+from exporters.histogram import Histogram, merge
+from exporters.signals import SignalStore
+
+MIN_OBSERVATIONS = 20
+"""Fewer observations than this prove nothing about a distribution."""
+
+PLAUSIBLE_TTFT_SECONDS = 1e-4
+"""No engine answers a prompt faster on average: a lower mean is a broken clock (vllm#6337, vllm#8115)."""
+
+MISSING_OBSERVATIONS_RATIO = 0.01
+SKIPPED_LOOKUP_RATIO = 0.01
+INFLATED_RATIO = 0.01
+
+
+def flags(store: SignalStore) -> dict[str, bool]:
+    """All flags that can be told from this target's own numbers."""
+    found = {
+        "missing_family": bool(missing_signals(store)),
+        "counter_reset": store.resets > 0 and store.increase is None,
+        "preemption_inflated": preemption_inflated(store),
+        "lookup_skipped": lookup_skipped(store),
+        "missing_observations": missing_observations(store),
+        "prefix_caching_off": prefix_caching_off(store),
+        **_ttft_flags(store),
+    }
+    return {name: raised for name, raised in found.items() if raised is not None}
+
+
+def missing_signals(store: SignalStore) -> list[str]:
+    """Required signals of the system that the text doesn't have, under any of their names."""
+    return [name for name, signal in store.system.signals.items() if signal.required and not store.has(name)]
+
+
+def preemption_inflated(store: SignalStore) -> bool | None:
+    """Requests were preempted, and the tokens they recomputed from cache are booked as prefix hits.
+
+    Where the tokens really computed are known the flag is raised only when the two ratios really differ.
+    """
+    preemptions = store.grown("preemptions")
+    raw = raw_hit_ratio(store)
+    if preemptions is None or raw is None:
+        return None
+    computed = computed_hit_ratio(store)
+    return preemptions > 0 and (computed is None or raw - computed > INFLATED_RATIO)
+
+
+def lookup_skipped(store: SignalStore) -> bool | None:
+    """Prompts were processed that never looked into the cache, and so are missing from its counters."""
+    prompts, queries = store.grown("prompt_tokens"), store.grown("prefix_query_tokens")
+    if not prompts or queries is None:
+        return None
+    return queries < prompts * (1 - SKIPPED_LOOKUP_RATIO)
+
+
+def missing_observations(store: SignalStore) -> bool | None:
+    """Fewer first tokens were observed than requests finished: the TTFT histogram isn't of all requests."""
+    observed, finished = store.total("ttft_seconds", "count"), store.total("finished_requests")
+    if observed is None or not finished or finished < MIN_OBSERVATIONS:
+        return None
+    return finished - observed > finished * MISSING_OBSERVATIONS_RATIO
+
+
+def prefix_caching_off(store: SignalStore) -> bool | None:
+    """The engine says that it runs without a prefix cache."""
+    settings = [info.get("enable_prefix_caching") for info in store.infos.get("cache_config", ())]
+    return None if not settings else "False" in settings
+
+
+def _ttft_flags(store: SignalStore) -> dict[str, bool | None]:
+    """Of the window when it has enough observations, else of the engine's whole life."""
+    histogram = _merged(store.grown_histograms("ttft_seconds"))
+    if histogram is None or histogram.count < MIN_OBSERVATIONS:
+        histogram = _merged(store.histograms("ttft_seconds"))
+    if histogram is None or histogram.count < MIN_OBSERVATIONS:
+        return {}
+    mean = histogram.mean()
+    only = histogram.only_bucket()
+    return {
+        "stuck_in_one_bucket": only is not None and only in (histogram.bounds[0], histogram.bounds[-1]),
+        "implausible_latency": None if mean is None else mean < PLAUSIBLE_TTFT_SECONDS,
+    }
+
+
+def raw_hit_ratio(store: SignalStore) -> float | None:
+    """Hit tokens over queried tokens in the window, as the engine's cache counters have it."""
+    hits, queries = store.grown("prefix_hit_tokens"), store.grown("prefix_query_tokens")
+    return hits / queries if hits is not None and queries else None
+
+
+def computed_hit_ratio(store: SignalStore) -> float | None:
+    """1 - tokens really computed / prompt tokens, over the requests that finished in the window."""
+    computed, prompts = store.grown("finished_computed_tokens"), store.grown("finished_prompt_tokens")
+    return 1 - computed / prompts if computed is not None and prompts else None
+
+
+def _merged(histograms: dict[str, list[Histogram]]) -> Histogram | None:
+    merged = merge(one for group in histograms.values() for one in group)
+    return merged.histogram if merged else None

@@ -1,0 +1,123 @@
+"""Counters that never go backwards, and what they grew by in the last while.
+
+Resets are handled series by series, before anything is summed: two engines' counters added first would turn
+one engine's restart into a spike of everything the other one ever counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+
+
+class CounterBank:
+    """Each series' total over all lives of its process: what it shows now plus what it showed before each reset.
+
+    A series that disappears keeps its total, so sums over the bank stay monotonic.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[Hashable, int] = {}
+        self._shown: Vector = np.zeros(0)
+        self._before_resets: Vector = np.zeros(0)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def places(self, identities: Sequence[Hashable]) -> Indices:
+        """Where these series live in the totals; new ones are given a place and begin at 0."""
+        places = [self._places.setdefault(identity, len(self._places)) for identity in identities]
+        added = len(self._places) - len(self._shown)
+        if added:
+            self._shown = np.append(self._shown, np.zeros(added))
+            self._before_resets = np.append(self._before_resets, np.zeros(added))
+        return np.array(places, dtype=np.intp)
+
+    def update(self, places: Indices, values: Vector, *, restarted: bool = False) -> bool:
+        """Take new values; True when any series was reset. `restarted` says that all were, though they may be higher.
+
+        Values that no counter can have (NaN, infinite, negative) leave a series as it was.
+        """
+        shown = self._shown[places]
+        valid = np.isfinite(values) & (values >= 0)
+        reset = valid & ((values < shown) | (restarted & (shown > 0)))
+        any_reset = bool(reset.any())
+        if any_reset:
+            self._before_resets[places[reset]] += shown[reset]
+        self._shown[places] = np.where(valid, values, shown)
+        return any_reset
+
+    def totals(self) -> Vector:
+        return self._shown + self._before_resets
+
+
+@dataclass(frozen=True, slots=True)
+class Increase:
+    """What every group of counters grew by, and over how many seconds."""
+
+    seconds: float
+    vector: Vector
+
+
+class Window:
+    """The last `horizon_seconds` of a growing vector of totals. Empty until two samples are in it."""
+
+    def __init__(self, horizon_seconds: float) -> None:
+        self._horizon_seconds = horizon_seconds
+        self._samples: deque[tuple[float, Vector]] = deque()
+
+    def add(self, at_seconds: float, totals: Vector) -> None:
+        """Add a sample; `at_seconds` is of a monotonic clock. Older samples fall out, but for the last one."""
+        samples = self._samples
+        samples.append((at_seconds, totals))
+        while len(samples) > 2 and samples[0][0] < at_seconds - self._horizon_seconds:
+            samples.popleft()
+
+    def restart(self) -> None:
+        """Forget everything: what was before can't be compared with what comes."""
+        self._samples.clear()
+
+    def increase(self) -> Increase | None:
+        """Growth from the oldest to the newest sample, None when there aren't two.
+
+        A vector that became longer in between was 0 in its new places: a counter shows up with its first event.
+        """
+        if len(self._samples) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
+        if last_at <= first_at:
+            return None
+        if len(first) < len(last):
+            first = np.append(first, np.zeros(len(last) - len(first)))
+        return Increase(last_at - first_at, last - first)
+
+
+class LoadWindow:
+    """Mean of sampled gauges over the last `horizon_seconds`; one sample of a load says little."""
+
+    def __init__(self, horizon_seconds: float) -> None:
+        self._horizon_seconds = horizon_seconds
+        self._samples: deque[tuple[float, Mapping[str, float]]] = deque()
+
+    def add(self, at_seconds: float, loads: Mapping[str, float]) -> None:
+        self._samples.append((at_seconds, loads))
+        while self._samples[0][0] < at_seconds - self._horizon_seconds:
+            self._samples.popleft()
+
+    def clear(self) -> None:
+        self._samples.clear()
+
+    def means(self) -> dict[str, float]:
+        """By name, for the names in the newest sample: what has gone has no load."""
+        if not self._samples:
+            return {}
+        present = self._samples[-1][1]
+        return {name: fmean(loads[name] for _, loads in self._samples if name in loads) for name in present}

@@ -1,0 +1,379 @@
+"""One worker's KV events, in order, applied to the block index.
+
+Engines name blocks by hashes of their own making, which differ by algorithm, seed and release. Those names are
+never matched: blocks are hashed anew from the token ids that the events carry, and the engine's name only finds
+a block's parent and says which block was removed.
+
+The index must never claim more than a worker holds. Whatever may have been missed is fetched again or the
+worker is cleared: a gap in the sequence asks for a replay, a sequence that runs backwards is a new engine, a
+payload that can't be read may have held removals.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xxhash import xxh3_64_intdigest
+
+from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from kvcache.events import (
+    BlockId,
+    BlockRemoved,
+    BlockStored,
+    EventDecodeError,
+    KvEvent,
+    Tier,
+    decode_batch,
+)
+from kvcache.index import BlockIndex
+from kvcache.placement import Credit, Placement, Unplaceable, check_block_size, first_placement, place
+
+PARK_SECONDS = 0.05
+"""How long a block waits for its parent."""
+
+_PARKED_AT_MOST = 1024
+_REMEMBERED_BATCHES = 4096
+_FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+
+@dataclass(slots=True)
+class FeedCounters:
+    """Totals since the feed was made. Blocks are counted in our size, on all tiers together."""
+
+    batches: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+    missed_batches: int = 0
+    """Sequence numbers that a gap left out, whether or not a replay brought them later."""
+    replayed_batches: int = 0
+    restarts: int = 0
+    unknown_parents: int = 0
+    """Stored runs dropped because the block before them never turned up."""
+    ignored_events: int = 0
+    """Events of no use to a prefix index: unknown types, other attention groups, tiers that aren't tracked."""
+    malformed_batches: int = 0
+    stale_batches: int = 0
+    """Batches of an earlier generation, or after the worker left."""
+    cleared: int = 0
+    """Times that everything known of the worker was dropped, for whichever reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Ask the engine for its batches again from this sequence number on.
+
+    The first one asked for is the last one known: if the engine's differs, it is a new engine.
+    """
+
+    from_sequence: int
+
+
+@dataclass(slots=True)
+class Applied:
+    """What one batch changed, in chain hashes of ours on all tiers, and what is to be done next."""
+
+    stored: list[int] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+    cleared: bool = False
+    replay: Replay | None = None
+    timestamp: float | None = None
+    """The engine's clock at the batch, in Unix seconds."""
+
+
+@dataclass(slots=True)
+class _Parked:
+    event: BlockStored
+    until_seconds: float
+
+
+class WorkerFeed:
+    """State between one engine's event stream and the index. One data-parallel rank is one worker.
+
+    `index` takes what lies on the GPU; `tiers` gives further tiers an index of their own, and events of a tier
+    without one are ignored. A *generation* is one life of the engine: what is said of an earlier one, or after
+    `close`, changes nothing.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        index: BlockIndex,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        *,
+        tiers: Mapping[Tier, BlockIndex] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.block_size = block_size
+        self.generation = 1
+        self.counters = FeedCounters()
+        self.last_sequence: int | None = None
+        self.unsure = False
+        """A gap was seen and not yet closed: the index may claim too much of this worker."""
+        self._indexes: dict[Tier, BlockIndex] = {**(tiers or {}), Tier.GPU: index}
+        if len({id(each) for each in self._indexes.values()}) < len(self._indexes):
+            raise ValueError("each tier needs an index of its own: removals on one would erase another's blocks")
+        self._placements: dict[Tier, dict[BlockId, Placement]] = {tier: {} for tier in self._indexes}
+        self._engine_block_size: int | None = None
+        self._full_groups: dict[int, bool] = {}
+        self._parked: deque[_Parked] = deque()
+        self._seen: dict[int, int] = {}
+        self._any_base = False
+        self._closed = False
+
+    @property
+    def parked(self) -> int:
+        """Stored runs that wait for their parent."""
+        return len(self._parked)
+
+    def apply(
+        self,
+        sequence: int,
+        payload: bytes,
+        now_seconds: float,
+        *,
+        replayed: bool = False,
+        generation: int | None = None,
+    ) -> Applied:
+        """Take one batch; `now_seconds` is any clock that doesn't run backwards.
+
+        Where the answer asks for a replay, nothing was applied: feed the replayed batches here with
+        `replayed=True`, or call `lost` and apply this batch again. A batch seen before changes nothing.
+        Raises BlockSizeMismatch.
+        """
+        if not self._admits(generation):
+            self.counters.stale_batches += 1
+            return Applied()
+        digest = xxh3_64_intdigest(payload)
+        if self._seen.get(sequence) == digest:
+            return Applied()
+        done = Applied()
+        done.replay = self._replay_needed(sequence, replayed, done)
+        if done.replay is not None:
+            return done
+        self.last_sequence, self._any_base, self.unsure = sequence, False, False
+        self._remember(sequence, digest)
+        self.counters.batches += 1
+        self.counters.replayed_batches += replayed
+        self._apply_payload(payload, now_seconds, done)
+        return done
+
+    def expire(self, now_seconds: float) -> None:
+        """Drop the blocks that have waited too long for their parent."""
+        while self._parked and self._parked[0].until_seconds <= now_seconds:
+            self._parked.popleft()
+            self.counters.unknown_parents += 1
+
+    def lost(self, *, generation: int | None = None) -> None:
+        """Batches are gone for good: drop the worker's blocks and begin again with whichever batch comes next."""
+        if self._admits(generation):
+            self._drop_all()
+            self._forget_sequence()
+            self._any_base = True
+
+    def restart(self, generation: int | None = None) -> bool:
+        """The engine began a new life, so its cache is empty. A generation that isn't newer is ignored."""
+        new = self.generation + 1 if generation is None else generation
+        if new <= self.generation:
+            return False
+        self.generation, self._closed = new, False
+        self.counters.restarts += 1
+        self._drop_all()
+        self._forget_sequence()
+        return True
+
+    def close(self, *, generation: int | None = None) -> None:
+        """The worker left the fleet; only `restart`, or a batch of a newer generation, brings it back."""
+        if not self._closed and self._admits(generation):
+            self._drop_all()
+            self._forget_sequence()
+            for index in self._indexes.values():
+                index.forget(self.worker)
+            self._closed = True
+
+    def _admits(self, generation: int | None) -> bool:
+        if generation is not None:
+            self.restart(generation)
+            if generation < self.generation:
+                return False
+        return not self._closed
+
+    def _replay_needed(self, sequence: int, replayed: bool, done: Applied) -> Replay | None:
+        last = self.last_sequence
+        if last is not None and sequence <= last:
+            self.restart()
+            done.cleared = True
+            return Replay(0) if sequence else None
+        if replayed or self._any_base:
+            if last is not None and sequence > last + 1:  # the engine no longer has what is missing
+                self._drop_all()
+                done.cleared = True
+            return None
+        if last is None:
+            return Replay(0) if sequence else None
+        if sequence == last + 1:
+            return None
+        if not self.unsure:
+            self.counters.missed_batches += sequence - last - 1
+            self.unsure = True
+        return Replay(last)
+
+    def _apply_payload(self, payload: bytes, now_seconds: float, done: Applied) -> None:
+        self.expire(now_seconds)
+        try:
+            batch = decode_batch(payload)
+        except EventDecodeError:
+            self.counters.malformed_batches += 1
+            self._drop_all()
+            done.cleared = True
+            return
+        done.timestamp = batch.timestamp
+        self.counters.ignored_events += batch.unknown_events
+        for event in batch.events:
+            self._apply_event(event, now_seconds, done)
+        self.counters.stored_blocks += len(done.stored)
+        self.counters.removed_blocks += len(done.removed)
+
+    def _apply_event(self, event: KvEvent, now_seconds: float, done: Applied) -> None:
+        if not isinstance(event, BlockStored | BlockRemoved):
+            self._drop_all()
+            done.cleared = True
+        elif event.tier not in self._indexes or not self._full_attention(event):
+            self.counters.ignored_events += 1
+        elif isinstance(event, BlockRemoved):
+            self._remove(event, done)
+        else:
+            self._store_all(event, now_seconds, done)
+
+    def _full_attention(self, event: BlockStored | BlockRemoved) -> bool:
+        """Only full-attention groups say what prefix can be reused; undescribed, that is the first group."""
+        group = event.group_index
+        if isinstance(event, BlockStored) and event.attention is not None:
+            full = event.attention in _FULL_ATTENTION
+            if group is not None:
+                self._full_groups[group] = full
+            return full
+        return group is None or self._full_groups.get(group, group == 0)
+
+    def _store_all(self, event: BlockStored, now_seconds: float, done: Applied) -> None:
+        """Store a run, then whatever waited for it, then what waited for that."""
+        waiting = [event]
+        while waiting:
+            run = waiting.pop()
+            check_block_size(self.worker, run.block_size, self.block_size)
+            if not run.token_ids:
+                self._copy(run, done)
+                continue
+            parent = first_placement(run) if run.parent_id is None else self._find(run.parent_id, run.tier)
+            if parent is None:
+                self._park(run, now_seconds)
+                continue
+            try:
+                placements, credits = place(run, parent, self.block_size)
+            except Unplaceable:
+                self.counters.ignored_events += 1
+                continue
+            if run.tier is Tier.GPU:
+                self._engine_block_size = run.block_size
+            self._store(run, placements, credits, done)
+            waiting.extend(self._unpark(run.block_ids))
+
+    def _park(self, event: BlockStored, now_seconds: float) -> None:
+        if len(self._parked) >= _PARKED_AT_MOST:
+            self._parked.popleft()
+            self.counters.unknown_parents += 1
+        self._parked.append(_Parked(event, now_seconds + PARK_SECONDS))
+
+    def _unpark(self, block_ids: Sequence[BlockId]) -> list[BlockStored]:
+        """Runs whose parent has now arrived."""
+        if not self._parked:
+            return []
+        arrived = set(block_ids)
+        ready = [parked.event for parked in self._parked if parked.event.parent_id in arrived]
+        if ready:
+            self._parked = deque(parked for parked in self._parked if parked.event.parent_id not in arrived)
+        return ready
+
+    def _store(
+        self, event: BlockStored, placements: Iterable[Placement], credits: Iterable[Credit], done: Applied
+    ) -> None:
+        held = self._placements[event.tier]
+        stored: list[int] = []
+        new = set()
+        for block_id, placement in zip(event.block_ids, placements, strict=True):
+            if block_id not in held:
+                held[block_id] = placement
+                stored.extend(placement.blocks)
+                new.add(block_id)
+        for credit in credits:
+            members = [held.get(block_id) for block_id in credit.block_ids]
+            if credit.block_ids[-1] in new and None not in members:
+                stored.append(credit.block)
+                for member in members:
+                    if member is not None and credit.block not in member.blocks:
+                        member.blocks += (credit.block,)
+        self._credit(event, stored, done)
+
+    def _copy(self, event: BlockStored, done: Applied) -> None:
+        """A lower tier took blocks that it names without tokens: they are those the GPU knows by these names.
+
+        Chunks of another size than the GPU's, and blocks smaller than ours, can't be told apart that way.
+        """
+        if event.block_size != self._engine_block_size or event.block_size < self.block_size:
+            self.counters.ignored_events += 1
+            return
+        held = self._placements[event.tier]
+        stored: list[int] = []
+        for block_id in event.block_ids:
+            known = self._find(block_id, Tier.GPU)
+            if known is None:
+                self.counters.unknown_parents += 1
+            elif block_id not in held:
+                held[block_id] = Placement(known.chain, known.part, known.blocks)
+                stored.extend(known.blocks)
+        self._credit(event, stored, done)
+
+    def _credit(self, event: BlockStored, blocks: list[int], done: Applied) -> None:
+        index = self._indexes[event.tier]
+        done.stored.extend(block for block in blocks if not index.holds(self.worker, block))
+        index.store(self.worker, blocks)
+        index.set_retrieval_unit(self.worker, max(event.block_size // self.block_size, 1))
+
+    def _remove(self, event: BlockRemoved, done: Applied) -> None:
+        held, index = self._placements[event.tier], self._indexes[event.tier]
+        gone = set(event.block_ids)
+        if self._parked:
+            self._parked = deque(
+                parked
+                for parked in self._parked
+                if parked.event.tier is not event.tier or gone.isdisjoint(parked.event.block_ids)
+            )
+        blocks = [block for block_id in event.block_ids if block_id in held for block in held.pop(block_id).blocks]
+        leaving = list(dict.fromkeys(block for block in blocks if index.holds(self.worker, block)))
+        index.remove(self.worker, leaving)
+        done.removed.extend(leaving)
+
+    def _find(self, block_id: BlockId, tier: Tier) -> Placement | None:
+        """The block's placement: as this tier knows it, or else as any other does."""
+        found = self._placements[tier].get(block_id)
+        if found is not None:
+            return found
+        return next((held[block_id] for held in self._placements.values() if block_id in held), None)
+
+    def _drop_all(self) -> None:
+        for index in self._indexes.values():
+            index.clear(self.worker)
+        for held in self._placements.values():
+            held.clear()
+        self._parked.clear()
+        self.counters.cleared += 1
+
+    def _forget_sequence(self) -> None:
+        self.last_sequence, self.unsure, self._any_base = None, False, False
+        self._seen.clear()
+
+    def _remember(self, sequence: int, digest: int) -> None:
+        self._seen[sequence] = digest
+        if len(self._seen) > _REMEMBERED_BATCHES:
+            del self._seen[next(iter(self._seen))]

@@ -1,0 +1,120 @@
+"""From an engine's blocks to ours: the same tokens, hashed by `kvcache.blocks`, at our block size.
+
+An engine block that is a multiple of ours is split. Where ours is the multiple, engine blocks are joined, and
+one of ours counts only when all of its parts are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvcache.blocks import as_tokens, block_hashes, namespace_root
+from kvcache.events import BlockId, BlockStored
+
+
+class BlockSizeMismatch(ValueError):
+    """The engine's block size and ours don't divide one another, so its blocks can't be counted in ours."""
+
+
+class Unplaceable(ValueError):
+    """An event starts inside one of our blocks at a point where the engine's sizes don't fit in."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Part:
+    """An engine block that begins or continues one of our blocks, with the parts before it (a prompt: no repr)."""
+
+    before: Part | None
+    block_id: BlockId
+    tokens: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where an engine block ends in our chain.
+
+    `chain` is the hash of our last complete block up to its end (or the namespace's root, or None), `part` the
+    tokens after that. `blocks` are ours that vanish when the engine block does.
+    """
+
+    chain: int | None
+    part: Part | None = None
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """One of our blocks that is complete once all of these engine blocks are there."""
+
+    block: int
+    block_ids: tuple[BlockId, ...]
+
+
+def first_placement(event: BlockStored) -> Placement:
+    """What the first block of a prompt is attached to: its namespace."""
+    return Placement(namespace_root(event.salt, event.lora))
+
+
+def check_block_size(worker: str, engine_tokens: int, our_tokens: int) -> None:
+    """Raises BlockSizeMismatch where neither size divides the other."""
+    if engine_tokens % our_tokens and our_tokens % engine_tokens:
+        raise BlockSizeMismatch(
+            f"worker {worker} caches blocks of {engine_tokens} tokens, this index counts blocks of {our_tokens}: "
+            f"set block_size to {engine_tokens}, or to a divisor or a multiple of it"
+        )
+
+
+def place(event: BlockStored, parent: Placement, block_size: int) -> tuple[list[Placement], list[Credit]]:
+    """Placements of the event's blocks, in order, and which of our blocks they complete only together.
+
+    Raises Unplaceable.
+    """
+    if event.block_size >= block_size:
+        if parent.part is not None:
+            raise Unplaceable(f"a block of {event.block_size} tokens starts inside one of {block_size}")
+        return _split(event, parent, block_size), []
+    return _join(event, parent, block_size)
+
+
+def _split(event: BlockStored, parent: Placement, block_size: int) -> list[Placement]:
+    each = event.block_size // block_size
+    keys = {
+        position * each + piece: keys for position, keys in event.multimodal.items() for piece in range(each)
+    }  # a multimodal item's length isn't published, so it sets apart every piece of its block
+    hashes = block_hashes(as_tokens(event.token_ids), block_size, root=parent.chain, multimodal=keys).tolist()
+    if each == 1:
+        return [Placement(block, None, (block,)) for block in hashes]
+    groups = (tuple(hashes[k : k + each]) for k in range(0, len(hashes), each))
+    return [Placement(blocks[-1], None, blocks) for blocks in groups]
+
+
+def _join(event: BlockStored, parent: Placement, block_size: int) -> tuple[list[Placement], list[Credit]]:
+    placements: list[Placement] = []
+    credits: list[Credit] = []
+    chain, part = parent.chain, parent.part
+    for k, block_id in enumerate(event.block_ids):
+        tokens = event.token_ids[k * event.block_size : (k + 1) * event.block_size]
+        part = Part(part, block_id, tokens, tuple(event.multimodal.get(k, ())))
+        parts = list(_unroll(part))
+        gathered = sum(len(p.tokens) for p in parts)
+        if gathered > block_size:
+            raise Unplaceable(f"blocks of {event.block_size} tokens straddle one of {block_size}")
+        if gathered == block_size:
+            joined = as_tokens([token for p in parts for token in p.tokens])
+            keys = [key for p in parts for key in p.keys]
+            chain = int(block_hashes(joined, block_size, root=chain, multimodal={0: keys} if keys else None)[0])
+            credits.append(Credit(chain, tuple(p.block_id for p in parts)))
+            part = None
+        placements.append(Placement(chain, part))
+    return placements, credits
+
+
+def _unroll(part: Part) -> Iterator[Part]:
+    backwards: list[Part] = []
+    step: Part | None = part
+    while step is not None:
+        backwards.append(step)
+        step = step.before
+    return reversed(backwards)

@@ -1,0 +1,113 @@
+"""Which figures two policies are compared on, and the comparison of every policy with the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from loadgen.columns import Columns
+from loadgen.grade import goodput, scheduled_rate
+from loadgen.statistics import CONFIDENCE, MEAN, RESAMPLES, Difference, Statistic, compare_paired, holm
+from slo.objective import Floats, Objective
+
+SIGNIFICANCE = 1 - CONFIDENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a policy that is a statistic of its requests' values."""
+
+    name: str
+    title: str
+    unit: str
+    better: Literal["lower", "higher"]
+    statistic: Statistic
+    values: Callable[[Columns, Sequence[Objective]], Floats]
+
+
+def _goodput_rps(columns: Columns, objectives: Sequence[Objective]) -> Floats:
+    rate = scheduled_rate(columns)
+    return goodput(columns, objectives).astype(np.float64) * (np.nan if rate is None else rate)
+
+
+METRICS = (
+    Metric("ttft_p95_ms", "TTFT p95", "ms", "lower", Statistic(0.95), lambda c, _: c.wait * 1e3),
+    Metric("ttft_p50_ms", "TTFT p50", "ms", "lower", Statistic(0.5), lambda c, _: c.wait * 1e3),
+    Metric("hit_tokens_mean", "hit tokens", "tokens/request", "higher", MEAN, lambda c, _: c.cached),
+    Metric("goodput_rps", "goodput", "req/s", "higher", MEAN, _goodput_rps),
+    Metric("completed_ratio", "completed", "", "higher", MEAN, lambda c, _: c.completed.astype(np.float64)),
+    Metric("tpot_p95_ms", "TPOT p95", "ms", "lower", Statistic(0.95), lambda c, _: c.tpot * 1e3),
+)
+METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+class Comparison(BaseModel):
+    """`a` against the baseline `b` in one metric; every difference is a − b, in the metric's own unit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    a: str
+    b: str
+    metric: str
+    a_value: float | None
+    b_value: float | None
+    difference: float | None = Field(description="a - b")
+    relative: float | None = Field(description="(a - b) / b")
+    ci95: tuple[float, float] | None = Field(description="of the difference; null with too few requests")
+    p_value: float | None = Field(description="paired permutation of blocks, for this metric alone")
+    p_adjusted: float | None = Field(description="Holm-corrected over all comparisons of the run")
+    significant: bool = Field(description="p_adjusted < 0.05, and the interval excludes 0")
+    pairs: int = Field(description="requests that both policies served, by repeat and position in the plan")
+    blocks: int = Field(description="blocks of consecutive requests that were resampled")
+
+
+def compare_policies(
+    columns: Mapping[str, Columns], objectives: Sequence[Objective], *, seed: int = 0, resamples: int = RESAMPLES
+) -> list[Comparison]:
+    """Every policy but the first against the first, in every metric that both have."""
+    names = list(columns)
+    compared: list[tuple[str, str, Metric, Difference]] = []
+    for name in names[1:]:
+        here, there = pair(columns[name], columns[names[0]])
+        for metric in METRICS:
+            a = metric.values(columns[name], objectives)[here]
+            b = metric.values(columns[names[0]], objectives)[there]
+            difference = compare_paired(
+                a, b, columns[name].repeat[here], metric.statistic, seed=seed, resamples=resamples
+            )
+            if difference.difference is not None:
+                compared.append((name, names[0], metric, difference))
+    adjusted = holm([difference.p_value for *_, difference in compared])
+    return [_comparison(*row, p_adjusted) for row, p_adjusted in zip(compared, adjusted, strict=True)]
+
+
+def pair(a: Columns, b: Columns) -> tuple[list[int], list[int]]:
+    """Rows of the requests that both have, by (repeat, index), in plan order."""
+    place = {key: row for row, key in enumerate(zip(b.repeat.tolist(), b.index.tolist(), strict=True))}
+    keys = zip(a.repeat.tolist(), a.index.tolist(), strict=True)
+    rows = [(row, place[key]) for row, key in enumerate(keys) if key in place]
+    return [here for here, _ in rows], [there for _, there in rows]
+
+
+def _comparison(a: str, b: str, metric: Metric, found: Difference, p_adjusted: float | None) -> Comparison:
+    certain = found.ci95 is not None and not found.ci95[0] <= 0 <= found.ci95[1]
+    relative = found.difference / found.b if found.difference is not None and found.b else None
+    return Comparison(
+        a=a,
+        b=b,
+        metric=metric.name,
+        a_value=found.a,
+        b_value=found.b,
+        difference=found.difference,
+        relative=relative,
+        ci95=found.ci95,
+        p_value=found.p_value,
+        p_adjusted=p_adjusted,
+        significant=certain and p_adjusted is not None and p_adjusted < SIGNIFICANCE,
+        pairs=found.pairs,
+        blocks=found.blocks,
+    )

@@ -1,0 +1,298 @@
+"""From a request log to one policy's grade: latencies, reuse, balance, goodput and objectives.
+
+Pure. Only the measured phase counts, and every request of it: one that was refused, failed, timed out or was
+cut off is in the counts and is bad for goodput, so latency never shows without what it left out.
+A figure that nothing supports is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from loadgen.columns import HIT, MISS, PARTIAL, Bools, Columns, Ints
+from loadgen.records import Outcome, RequestRecord
+from loadgen.statistics import percentile, wilson
+from slo.objective import Floats, Objective
+
+OVERLOADED_OVER_MEAN = 1.5
+HOTSPOT_WINDOW_SECONDS = 30.0
+HOTSPOT_MIN_REQUESTS_PER_WORKER = 4
+
+
+class Graded(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Percentiles(Graded):
+    """Exact, interpolated between order statistics; null without a single request."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class RequestCounts(Graded):
+    scheduled: int = Field(description="all requests of the measured phase")
+    sent: int = Field(description="those that left the load generator")
+    completed: int
+    refused: int
+    failed: int
+    timed_out: int
+    cut_off: int = Field(description="still running when the run ended")
+
+
+class Samples(Graded):
+    """How many requests each latency figure stands on."""
+
+    ttft: int
+    ttft_hit: int
+    ttft_partial: int
+    ttft_miss: int
+    tpot: int
+
+
+class PrefixGrade(Graded):
+    """Reuse as the engines report it, over the requests for which they report any figure, zero included."""
+
+    prompt_tokens: int | None
+    hit_tokens: int | None
+    hit_ratio: float | None = Field(description="hit_tokens / prompt_tokens")
+    block_hit_ratio: float | None = Field(description="full blocks reused / full blocks of the prompts")
+    hit_tokens_p50: float | None = Field(description="of hit tokens by request")
+    hit_tokens_p95: float | None
+
+
+class HotspotGrade(Graded):
+    """How unevenly prompt tokens were spread over the workers; see `grade_hotspot`."""
+
+    max_over_mean: float | None
+    overloaded_share: float | None
+    top_share: float | None
+
+
+class ObjectiveGrade(Graded):
+    name: str
+    rule: str = Field(description="the objective in words")
+    objective: float = Field(description="share of requests that should be good")
+    measured: float | None = Field(description="share that was good")
+    ok: bool | None = Field(description="measured >= objective; null when no request counts")
+    ci95: tuple[float, float] | None = Field(description="Wilson interval of the share")
+    good: int
+    total: int
+    excluded: int = Field(description="requests of its classes that it doesn't apply to, such as unstreamed answers")
+
+
+class PolicyGrade(Graded):
+    requests: RequestCounts
+    ttft_ms: Percentiles
+    ttft_hit_ms: Percentiles
+    ttft_partial_ms: Percentiles
+    ttft_miss_ms: Percentiles
+    tpot_ms: Percentiles
+    samples: Samples
+    prefix: PrefixGrade
+    goodput_rps: float | None = Field(description="requests a second that met every objective of their class")
+    goodput_ratio: float | None = Field(description="the same, as a share of all scheduled requests")
+    goodput_ci95: tuple[float, float] | None = Field(description="Wilson interval of goodput_ratio")
+    hotspot: HotspotGrade
+    router_decision_us: Percentiles
+    isolation_violations: int | None
+    objectives: list[ObjectiveGrade]
+
+
+def grade(
+    records: Iterable[RequestRecord],
+    objectives: Sequence[Objective],
+    *,
+    workers: int | None = None,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    warm: bool = False,
+) -> dict[str, PolicyGrade]:
+    """Each policy's grade, in the order in which the policies first appear.
+
+    `workers` is the fleet's size (workers that got nothing count); `warm` says that caches held these prompts
+    before the run, so that reuse the plan can't explain is no violation.
+    """
+    by_policy: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        by_policy.setdefault(record.policy, []).append(record)
+    return {
+        policy: grade_policy(Columns.of(rows), objectives, workers=workers, block_size=block_size, warm=warm)
+        for policy, rows in by_policy.items()
+    }
+
+
+def grade_policy(
+    columns: Columns,
+    objectives: Sequence[Objective],
+    *,
+    workers: int | None = None,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    warm: bool = False,
+) -> PolicyGrade:
+    """One policy's grade, over all its repeats."""
+    classes = columns.cache_class(block_size)
+    by_class = {name: columns.wait[classes == name] * 1e3 for name in (HIT, PARTIAL, MISS)}
+    good = int(goodput(columns, objectives).sum())
+    rate = scheduled_rate(columns)
+    return PolicyGrade(
+        requests=_counts(columns),
+        ttft_ms=_percentiles(columns.wait * 1e3),
+        ttft_hit_ms=_percentiles(by_class[HIT]),
+        ttft_partial_ms=_percentiles(by_class[PARTIAL]),
+        ttft_miss_ms=_percentiles(by_class[MISS]),
+        tpot_ms=_percentiles(columns.tpot * 1e3),
+        samples=Samples(
+            ttft=_known(columns.wait),
+            ttft_hit=_known(by_class[HIT]),
+            ttft_partial=_known(by_class[PARTIAL]),
+            ttft_miss=_known(by_class[MISS]),
+            tpot=_known(columns.tpot),
+        ),
+        prefix=_grade_prefix(columns, block_size),
+        goodput_rps=None if rate is None else rate * good / len(columns),
+        goodput_ratio=good / len(columns) if len(columns) else None,
+        goodput_ci95=wilson(good, len(columns)),
+        hotspot=grade_hotspot(columns, workers),
+        router_decision_us=_percentiles(columns.decision_us),
+        isolation_violations=_isolation_violations(columns, block_size, warm),
+        objectives=[grade_objective(columns, objective) for objective in objectives],
+    )
+
+
+def goodput(columns: Columns, objectives: Sequence[Objective]) -> Bools:
+    """Which requests completed and met every objective of their class."""
+    good = columns.completed
+    fields = columns.request_fields()
+    for objective in objectives:
+        good = good & ~(_covered(columns, objective) & (objective.judge(fields) == 0.0))
+    return good
+
+
+def scheduled_rate(columns: Columns) -> float | None:
+    """Requests a second that the plan asked for, over all repeats; None where the plan has no length in time.
+
+    n requests span n − 1 gaps, so the span is scaled by n / (n − 1). Goodput is this rate times the good share:
+    policies that serve one plan are compared over the same seconds.
+    """
+    seconds = 0.0
+    for repeat in np.unique(columns.repeat):
+        times = columns.scheduled[columns.repeat == repeat]
+        if len(times) < 2 or times.max() == times.min():
+            return None
+        seconds += float(times.max() - times.min()) * len(times) / (len(times) - 1)
+    return len(columns) / seconds if seconds else None
+
+
+def grade_objective(columns: Columns, objective: Objective) -> ObjectiveGrade:
+    """The share of the objective's requests that were good; refused, failed, timed-out and cut-off ones are bad."""
+    verdicts = objective.judge(columns.request_fields())[_covered(columns, objective)]
+    total = _known(verdicts)
+    good = int(np.nansum(verdicts))
+    return ObjectiveGrade(
+        name=objective.name,
+        rule=objective.rule,
+        objective=objective.target,
+        measured=good / total if total else None,
+        ok=good / total >= objective.target if total else None,
+        ci95=wilson(good, total),
+        good=good,
+        total=total,
+        excluded=len(verdicts) - total,
+    )
+
+
+def grade_hotspot(columns: Columns, workers: int | None = None) -> HotspotGrade:
+    """How unevenly the prompt tokens sent in a stretch of time were spread over the workers.
+
+    Time is cut into windows of `HOTSPOT_WINDOW_SECONDS` by scheduled time; a worker's load in a window is the
+    prompt tokens it was sent. Running requests would miss a fleet whose paced sessions leave nothing in flight
+    while all of them go to one worker (AMD-AGI/Infera#103, RT04). Windows of fewer than
+    `HOTSPOT_MIN_REQUESTS_PER_WORKER` × workers requests are uneven by chance and left out; a run with no other
+    is taken as one window a repeat.
+
+    - max_over_mean: busiest worker's load / mean load, mean over windows weighted by their tokens;
+    - overloaded_share: share of workers whose load exceeds 1.5 × mean, mean over windows;
+    - top_share: share of all prompt tokens that the busiest worker of the whole run was sent.
+
+    Null when no request names a worker.
+    """
+    placed = columns.worker != ""
+    names, position = np.unique(columns.worker[placed].astype(str), return_inverse=True)
+    if not len(names):
+        return HotspotGrade(max_over_mean=None, overloaded_share=None, top_share=None)
+    position = position.astype(np.int64)
+    fleet = max(workers or 0, len(names))
+    tokens = columns.prompt[placed]
+    loads = _window_loads(columns, placed, position, tokens, fleet)
+    mean = loads.mean(axis=1)
+    return HotspotGrade(
+        max_over_mean=float(np.average(loads.max(axis=1) / mean, weights=mean)),
+        overloaded_share=float((loads > OVERLOADED_OVER_MEAN * mean[:, None]).mean()),
+        top_share=float(np.bincount(position, weights=tokens).max() / tokens.sum()),
+    )
+
+
+def _window_loads(columns: Columns, placed: Bools, position: Ints, tokens: Floats, fleet: int) -> Floats:
+    """Prompt tokens by window and worker, of the windows with traffic enough."""
+    repeat = columns.repeat[placed]
+    window = np.floor(columns.scheduled[placed] / HOTSPOT_WINDOW_SECONDS)
+    for keys in (np.column_stack([repeat, window]), repeat[:, None]):
+        distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+        cells, cell = len(distinct), inverse.ravel()
+        loads: Floats = np.zeros((cells, fleet))
+        np.add.at(loads, (cell, position), tokens)
+        enough = np.bincount(cell, minlength=cells) >= HOTSPOT_MIN_REQUESTS_PER_WORKER * fleet
+        if enough.any():
+            return loads[enough]
+    return loads
+
+
+def _counts(columns: Columns) -> RequestCounts:
+    outcomes: Mapping[str, int] = {outcome.value: int((columns.outcome == outcome.value).sum()) for outcome in Outcome}
+    return RequestCounts(scheduled=len(columns), sent=_known(columns.lag), **outcomes)
+
+
+def _grade_prefix(columns: Columns, block_size: int) -> PrefixGrade:
+    """Sums before ratios; the denominator is every prompt token of the same requests (inference-perf#715, EM44)."""
+    reported = ~np.isnan(columns.cached)
+    cached, prompt = columns.cached[reported], columns.prompt[reported]
+    if not len(cached):
+        return PrefixGrade(**dict.fromkeys(PrefixGrade.model_fields, None))
+    blocks = int((prompt // block_size).sum())
+    return PrefixGrade(
+        prompt_tokens=int(prompt.sum()),
+        hit_tokens=int(cached.sum()),
+        hit_ratio=float(cached.sum() / prompt.sum()) if prompt.sum() else None,
+        block_hit_ratio=float((cached // block_size).sum() / blocks) if blocks else None,
+        hit_tokens_p50=percentile(cached, 50),
+        hit_tokens_p95=percentile(cached, 95),
+    )
+
+
+def _isolation_violations(columns: Columns, block_size: int, warm: bool) -> int | None:
+    """Certain ones only: more than a block was reused beyond what this namespace had ever sent as that opening.
+
+    Prompts carry a nonce of their run, so nobody but another namespace of the run can have left them there.
+    None when the engines report no reuse, or the caches were warm.
+    """
+    if warm or np.isnan(columns.cached).all():
+        return None
+    return int(columns.unexplained(block_size).sum())
+
+
+def _covered(columns: Columns, objective: Objective) -> Bools:
+    covered = {name: objective.covers(name) for name in set(columns.request_class)}
+    return np.array([covered[name] for name in columns.request_class], dtype=np.bool_)
+
+
+def _percentiles(values: Floats) -> Percentiles:
+    return Percentiles(p50=percentile(values, 50), p95=percentile(values, 95), p99=percentile(values, 99))
+
+
+def _known(values: Floats) -> int:
+    return int((~np.isnan(values)).sum())

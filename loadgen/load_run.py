@@ -1,0 +1,174 @@
+"""One run of the load generator in this process: prepare, send, watch itself, write what it saw."""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+import numpy as np
+from gevent.event import Event
+
+from kvcache.tokenizer import Tokenizer
+from loadgen.client_check import ClientLoad, check_client, count_outcomes
+from loadgen.http_client import Exchange, HttpClient, Target
+from loadgen.open_loop import OpenLoop, RequestOptions
+from loadgen.plan import Plan
+from loadgen.planner import make_plan
+from loadgen.prompts import PromptWriter
+from loadgen.records import Outcome, RequestRecord, write_requests
+from loadgen.run_config import RunConfig
+from loadgen.scenario import Scenario, load_scenario
+
+LOOP_SAMPLE_SECONDS = 0.02
+RUN_SCHEMA = 1
+
+EndListener = Callable[[RequestRecord, Exchange], None]
+
+
+class UnreachableError(Exception):
+    """Nothing answers at the target."""
+
+
+class LoadRun:
+    """One run. `prepare` decides everything before the first byte; `send` blocks until the last answer."""
+
+    def __init__(self, config: RunConfig, scenario: Scenario, plan: Plan, target: Target) -> None:
+        self.config = config
+        self.scenario = scenario
+        self.plan = plan
+        self.finished = Event()
+        """Set when everything has been sent, answered and, if `out` is given, written."""
+        self._ttft_seconds: list[float] = []
+        self._loop_lag_seconds: list[float] = []
+        self._cpu_share = 0.0
+        self._listener: EndListener = lambda record, exchange: None
+        self._client = HttpClient(target, scenario.timeouts)
+        options = RequestOptions(
+            model=config.model,
+            policy=config.policy,
+            repeat=config.repeat,
+            tenant_header=config.tenant_header,
+            session_header=config.session_header,
+            headers=config.headers,
+            extra_body=scenario.extra_body,
+        )
+        self._loop = OpenLoop(plan, self._client, options, on_end=self._on_end)
+
+    @classmethod
+    def prepare(cls, config: RunConfig) -> LoadRun:
+        """Read the scenario, plan all prompts, see that the target is there.
+
+        Raises ScenarioError, TokenizerError, PromptError, UnreachableError, or ValueError for a target that is no URL.
+        """
+        target = Target.parse(config.target)
+        scenario = load_scenario(config.scenario)
+        writer = PromptWriter(Tokenizer(config.model_dir))
+        plan = make_plan(scenario, writer, seed=config.seed, nonce=config.nonce, model=config.model)
+        run = cls(config, scenario, plan, target)
+        try:
+            run._client.connect_once()
+        except OSError as error:
+            raise UnreachableError(
+                f"nothing answers at {config.target} ({error.strerror or error}): start the router or engine first, "
+                f"or correct the target"
+            ) from error
+        return run
+
+    def send(self, listener: EndListener) -> None:
+        """Send the plan; `listener` hears of every ended request, when it ends."""
+        self._listener = listener
+        # What exists by now lives to the end: a collector that walks it would only delay stamps.
+        gc.collect()
+        gc.freeze()
+        self._loop.prime()
+        watcher = gevent.spawn(self._watch_loop)
+        cpu, wall = time.process_time(), time.monotonic()
+        drain = self.config.drain_seconds
+        self._loop.measure(self.scenario.timeouts.total_seconds if drain is None else drain)
+        self._cpu_share = (time.process_time() - cpu) / max(time.monotonic() - wall, 1e-9)
+        watcher.kill()
+        self._client.close()
+
+    def stop(self) -> None:
+        """End the run now; `send` returns with every request logged."""
+        self._loop.stop()
+
+    def progress(self) -> dict[str, Any]:
+        """How far the run is, as one flat map; what isn't known yet is None."""
+        records = self._loop.records
+        counts = count_outcomes(records)
+        lags = [r.client_lag_s for r in records if r.client_lag_s is not None]
+        p50, p95 = np.quantile(self._ttft_seconds, (0.5, 0.95)).tolist() if self._ttft_seconds else (None, None)
+        zero = self._loop.zero
+        return {
+            "phase": "prime" if zero is None else "measured",
+            "elapsed_s": None if zero is None else round(time.monotonic() - zero, 3),
+            "planned": len(self.plan.requests),
+            "sent": len(records) + self._loop.in_flight,
+            "completed": counts[Outcome.COMPLETED],
+            "refused": counts[Outcome.REFUSED],
+            "failed": counts[Outcome.FAILED],
+            "timed_out": counts[Outcome.TIMED_OUT],
+            "in_flight": self._loop.in_flight,
+            "ttft_p50_ms": None if p50 is None else round(p50 * 1000.0, 2),
+            "ttft_p95_ms": None if p95 is None else round(p95 * 1000.0, 2),
+            "lag_max_ms": round(max(lags) * 1000.0, 2) if lags else None,
+        }
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        return self._loop.records
+
+    def report(self) -> dict[str, Any]:
+        """What `run.json` says: which run this was and whether the client did its part."""
+        zero = self._loop.zero
+        load = ClientLoad(
+            loop_lag_seconds=self._loop_lag_seconds,
+            cpu_share=self._cpu_share,
+            in_flight_max=self._loop.in_flight_max,
+            stopped=self._loop.stopped,
+        )
+        check = check_client(self.records, load, lag_limit_ms=self.config.lag_limit_ms)
+        return {
+            "schema": RUN_SCHEMA,
+            "scenario": self.scenario.name,
+            "policy": self.config.policy,
+            "repeat": self.config.repeat,
+            "seed": self.plan.seed,
+            "nonce": self.plan.nonce,
+            "model": self.config.model,
+            "target": self.config.target,
+            "zero_unix_seconds": None if zero is None else time.time() - (time.monotonic() - zero),
+            **check,
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write `requests.parquet` and `run.json`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_requests(folder / "requests.parquet", self.records)
+        (folder / "run.json").write_text(json.dumps(self.report(), indent=2) + "\n", encoding="utf-8")
+
+    def _on_end(self, record: RequestRecord, exchange: Exchange) -> None:
+        if record.ttft_s is not None and record.phase == "measured":
+            self._ttft_seconds.append(record.ttft_s)
+        self._listener(record, exchange)
+
+    def _watch_loop(self) -> None:
+        while True:
+            before = time.monotonic()
+            gevent.sleep(LOOP_SAMPLE_SECONDS)
+            self._loop_lag_seconds.append(max(0.0, time.monotonic() - before - LOOP_SAMPLE_SECONDS))
+
+
+def raise_file_limit() -> None:
+    """Allow as many open sockets as the system lets this process have: a lower limit would cap concurrency."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

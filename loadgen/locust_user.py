@@ -1,0 +1,162 @@
+"""The load generator as a Locust user, for `locust -f loadgen/locustfile.py` and for `loadgen.run`.
+
+One Locust user is the whole open-loop schedule: users that wait for answers before they go on would be a closed
+loop. Locust brings its web page, its statistics and its listeners. In its tables *E2E* rows end at the last
+byte and carry the body's true length, *TTFT* rows end at the first token; both count from the scheduled time.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import Any, ClassVar
+
+import gevent
+import locust.stats
+from locust import User, constant, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+from pydantic import ValidationError
+
+from kvcache.tokenizer import TokenizerError
+from loadgen.http_client import Exchange
+from loadgen.load_run import LoadRun, UnreachableError, raise_file_limit
+from loadgen.prompts import PromptError
+from loadgen.records import Outcome, RequestRecord
+from loadgen.run_config import RunConfig
+from loadgen.scenario import ScenarioError
+
+INPUT_ERRORS = (ScenarioError, TokenizerError, PromptError, UnreachableError, ValueError)
+"""What `LoadRun.prepare` raises for input that has to be put right."""
+
+
+def _exact_bucket(response_time: float) -> float:
+    """Locust's key for counting equal times: tenths of a millisecond, where its own keeps two digits."""
+    return round(response_time, 1)
+
+
+# Locust's hooks carry no types.
+_events: Any = events
+_stats: Any = locust.stats
+
+# Locust documents this name as the place to change how it rounds.
+_stats.bucket_response_time = _exact_bucket
+
+
+class RequestNotGoodError(Exception):
+    """How Locust's failure table names a request that didn't complete."""
+
+
+class PlanUser(User):
+    """The whole plan of a run."""
+
+    fixed_count = 1
+    wait_time = constant(0)
+    load_run: ClassVar[LoadRun | None] = None
+    """The prepared run that the next test sends."""
+
+    @task
+    def send_plan(self) -> None:
+        run = PlanUser.load_run
+        if run is None:
+            return
+        PlanUser.load_run = None
+        report_to = LocustReporter(self.environment, run.scenario.name)
+        try:
+            run.send(report_to)
+        finally:
+            if run.config.out is not None:
+                run.write(run.config.out)
+            run.finished.set()
+        gevent.spawn(_end_test, self.environment)
+        gevent.sleep(float("inf"))
+
+
+class LocustReporter:
+    """Tells Locust's statistics of each ended request."""
+
+    def __init__(self, environment: Environment, name: str) -> None:
+        self._stats: Any = environment.stats
+        self._fire: Any = environment.events.request.fire
+        self._name = name
+
+    def __call__(self, record: RequestRecord, exchange: Exchange) -> None:
+        if record.phase != "measured" or record.end_s is None:
+            return
+        if record.ttft_s is not None:
+            # Past the request event, which would count this request a second time in the Aggregated row.
+            self._stats.get(self._name, "TTFT").log(record.ttft_s * 1000.0, 0)
+        failure = None
+        if record.outcome is not Outcome.COMPLETED:
+            failure = RequestNotGoodError(f"{record.outcome.value}: {record.error}")
+        self._fire(
+            request_type="E2E",
+            name=self._name,
+            response_time=(record.end_s - record.scheduled_s) * 1000.0,
+            response_length=exchange.body_bytes,
+            exception=failure,
+            context={"tenant": record.tenant, "group": record.group},
+        )
+
+
+def _end_test(environment: Environment) -> None:
+    """The plan is sent: end a headless Locust, or stop the test and leave its web page up."""
+    options, runner = environment.parsed_options, environment.runner
+    if runner is None:
+        return
+    if options is not None and options.headless:
+        runner.quit()
+    else:
+        runner.stop()
+
+
+def _add_arguments(parser: LocustArgumentParser) -> None:
+    group = parser.add_argument_group("prefixwatch", "Shared-prefix load")
+
+    def add(name: str, default: Any, **more: Any) -> None:
+        help_text = RunConfig.model_fields[name].description or ""
+        option = "--" + name.replace("_", "-")
+        variable = "PREFIXWATCH_" + name.upper()
+        group.add_argument(option, env_var=variable, default=default, help=help_text.replace("%", "%%"), **more)
+
+    add("scenario", "shared-prefix")
+    add("model_dir", "")
+    add("model", "tiny")
+    add("seed", 0, type=int)
+    add("nonce", "")
+    add("policy", "")
+    add("repeat", 0, type=int)
+    add("out", "")
+    add("tenant_header", "x-tenant-id")
+
+
+def _config_from(options: Namespace) -> RunConfig:
+    names = ("scenario", "model_dir", "model", "seed", "nonce", "policy", "repeat", "out", "tenant_header")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) not in {"", None}}
+    return RunConfig(target=options.host or "", **given)
+
+
+def _prepare(environment: Environment, **_: Any) -> None:
+    """Plan the run when a test starts, so that each test from the web page has prompts of its own."""
+    options = environment.parsed_options
+    if options is None:  # run.py has prepared the run itself
+        return
+    raise_file_limit()
+    try:
+        PlanUser.load_run = LoadRun.prepare(_config_from(options))
+    except ValidationError as error:
+        fields = ", ".join("--" + str(e["loc"][0]).replace("_", "-") for e in error.errors())
+        _refuse(environment, f"missing or wrong: {fields}: see locust -f loadgen/locustfile.py --help")
+    except INPUT_ERRORS as error:
+        _refuse(environment, str(error))
+
+
+def _refuse(environment: Environment, message: str) -> None:
+    """Say what is wrong and end with exit code 2."""
+    print(f"prefixwatch: {message}", file=sys.stderr, flush=True)
+    environment.process_exit_code = 2
+    gevent.spawn(_end_test, environment)
+
+
+_events.init_command_line_parser.add_listener(_add_arguments)
+_events.test_start.add_listener(_prepare)

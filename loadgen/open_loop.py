@@ -1,0 +1,210 @@
+"""Sends a plan open loop: each request at its time, whatever became of the ones before.
+
+A closed loop stops sending while the server stalls and so hides the stall (coordinated omission). Here nothing
+is dropped and nothing waits: a request that the client itself sends late counts from when it was due, and how
+late it was is in the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gevent
+import msgspec
+from gevent.event import Event
+
+from loadgen.http_client import Exchange, HttpClient
+from loadgen.plan import Plan, PlannedRequest
+from loadgen.records import Outcome, RequestRecord
+
+CHAT_PATH = "/v1/chat/completions"
+
+EndListener = Callable[[RequestRecord, Exchange], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What every request of a run carries besides its prompt."""
+
+    model: str
+    policy: str = ""
+    repeat: int = 0
+    tenant_header: str = "x-tenant-id"
+    session_header: str = "x-session-id"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+class OpenLoop:
+    """One run of a plan through one client: `prime`, then `measure`; `stop` may be called from another greenlet."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        client: HttpClient,
+        options: RequestOptions,
+        *,
+        on_end: EndListener = lambda record, exchange: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self.options = options
+        self.records: list[RequestRecord] = []
+        """Ended requests, in the order in which they ended; after `measure`, all of the plan, in its order."""
+        self.in_flight = 0
+        self.in_flight_max = 0
+        self.zero: float | None = None
+        """The client's clock at the start of the measured phase; None before it."""
+        self._client = client
+        self._on_end = on_end
+        self._clock = clock
+        self._stop = Event()
+        self._running: set[gevent.Greenlet] = set()
+        self._primed: list[tuple[PlannedRequest, Exchange]] = []
+
+    def prime(self) -> None:
+        """Send the prime phase, one request after another, each waited for."""
+        for request in self._of_phase("prime"):
+            if self._stop.is_set():
+                return
+            self._primed.append((request, self._send(request)))
+
+    def measure(self, drain_seconds: float) -> None:
+        """Send the measured phase, then wait up to `drain_seconds` for what is still running; the rest is cut off."""
+        self.zero = self._clock()
+        for request, exchange in self._primed:
+            self._log(request, exchange, scheduled_s=exchange.sent - self.zero)
+        self._send_on_time(self._of_phase("measured"))
+        if not self._stop.is_set():
+            gevent.joinall(list(self._running), timeout=drain_seconds)
+        self._client.cut_off()
+        gevent.joinall(list(self._running))
+        self._log_unsent()
+
+    def stop(self) -> None:
+        """Send nothing more and end what is running; `measure` then returns with every request logged."""
+        self._stop.set()
+        self._client.cut_off()
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._stop.is_set())
+
+    def _of_phase(self, phase: str) -> Iterable[PlannedRequest]:
+        return [request for request in self.plan.requests if request.phase == phase]
+
+    def _send_on_time(self, requests: Iterable[PlannedRequest]) -> None:
+        assert self.zero is not None
+        for request in requests:
+            wait = self.zero + request.scheduled_s - self._clock()
+            if wait > 0 and self._stop.wait(wait):
+                return
+            if self._stop.is_set():
+                return
+            greenlet = gevent.Greenlet(self._send_and_log, request)
+            self._running.add(greenlet)
+            greenlet.rawlink(self._running.discard)
+            greenlet.start()
+
+    def _send_and_log(self, request: PlannedRequest) -> None:
+        self._log(request, self._send(request), scheduled_s=request.scheduled_s)
+
+    def _send(self, request: PlannedRequest) -> Exchange:
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        try:
+            return self._client.post(self._head(request), self._body(request))
+        finally:
+            self.in_flight -= 1
+
+    def _head(self, request: PlannedRequest) -> bytes:
+        options = self.options
+        identity = {options.session_header: request.session}
+        if request.tenant != "-":
+            identity[options.tenant_header] = request.tenant
+        return self._client.head(CHAT_PATH, {**options.headers, **identity, **request.headers})
+
+    def _body(self, request: PlannedRequest) -> bytes:
+        body: dict[str, Any] = {
+            "model": self.options.model,
+            "messages": request.messages,
+            "max_tokens": request.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.options.extra_body,
+        }
+        if request.salt is not None:
+            body["cache_salt"] = request.salt
+        return msgspec.json.encode(body)
+
+    def _log(self, request: PlannedRequest, exchange: Exchange, *, scheduled_s: float) -> None:
+        assert self.zero is not None
+        record = self._planned_record(request, scheduled_s)
+        fill_record(record, exchange, self.zero)
+        self.records.append(record)
+        self._on_end(record, exchange)
+
+    def _log_unsent(self) -> None:
+        """A run stopped early still has a row for every request of its plan."""
+        logged = {record.index for record in self.records}
+        for request in self.plan.requests:
+            if request.index not in logged:
+                record = self._planned_record(request, request.scheduled_s)
+                record.error = "not sent: the run was stopped"
+                self.records.append(record)
+        self.records.sort(key=lambda record: record.index)
+
+    def _planned_record(self, request: PlannedRequest, scheduled_s: float) -> RequestRecord:
+        options = self.options
+        return RequestRecord(
+            id=f"{options.policy or 'run'}-{options.repeat}-{request.index}",
+            policy=options.policy,
+            repeat=options.repeat,
+            index=request.index,
+            phase=request.phase,
+            tenant=request.tenant,
+            session=request.session,
+            turn=request.turn,
+            group=request.group,
+            request_class=request.request_class,
+            scheduled_s=scheduled_s,
+            outcome=Outcome.CUT_OFF,
+            planned_prompt_tokens=request.prompt_tokens,
+            planned_shared_tokens=request.shared_tokens,
+        )
+
+
+def fill_record(record: RequestRecord, exchange: Exchange, zero: float) -> None:
+    """Put into a planned record what its exchange was; `zero` is the client's clock at the run's time 0."""
+
+    def since_zero(moment: float | None) -> float | None:
+        return None if moment is None else moment - zero
+
+    record.sent_s = exchange.sent - zero
+    record.first_byte_s = since_zero(exchange.first_byte)
+    record.first_token_s = since_zero(exchange.first_token)
+    record.end_s = since_zero(exchange.end)
+    record.outcome, record.error, record.status = exchange.outcome, exchange.error, exchange.status
+    record.chunk_gaps_ms = [gap * 1000.0 for gap in exchange.gaps_seconds]
+    if exchange.usage is not None:
+        record.prompt_tokens = exchange.usage.prompt_tokens
+        record.cached_tokens = exchange.usage.cached_tokens
+        record.output_tokens = exchange.usage.completion_tokens
+    headers = exchange.headers
+    record.worker = headers.get("x-prefixwatch-worker", "")
+    record.reason = headers.get("x-prefixwatch-reason", "")
+    predicted = _number(headers.get("x-prefixwatch-predicted-tokens"))
+    record.predicted_tokens = None if predicted is None else int(predicted)
+    record.decision_us = _number(headers.get("x-prefixwatch-decision-us"))
+    record.retries = int(_number(headers.get("x-prefixwatch-retries")) or 0)
+
+
+def _number(text: str | None) -> float | None:
+    """A header's number; None when the header is absent or no number."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,54 @@
+"""What one run of the load generator is told: the JSON file of `python -m loadgen.run --config FILE`."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class RunConfigError(Exception):
+    """A run's configuration that can't be used; the message names file, field and remedy."""
+
+
+class RunConfig(BaseModel):
+    """One run: one scenario, sent once to one target."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str = Field(description="base URL of the router or engine, http://host:port")
+    scenario: str = Field(default="shared-prefix", description="a shipped scenario's name or a file")
+    model_dir: Path = Field(description="folder with the model's tokenizer.json and tokenizer_config.json")
+    model: str = Field(description="model name that requests ask for")
+    seed: int = Field(default=0, ge=0, description="decides times, lengths, groups and tenants")
+    nonce: str = Field(
+        default_factory=lambda: secrets.token_hex(8),
+        min_length=1,
+        description="keeps this run's prompts apart from every other run's; random if left out",
+    )
+    policy: str = Field(default="", description="label: the routing policy that is measured")
+    repeat: int = Field(default=0, ge=0, description="label: which repeat this is")
+    out: Path | None = Field(default=None, description="folder for requests.parquet and run.json")
+    tenant_header: str = Field(default="x-tenant-id", description="header that carries the tenant's name")
+    session_header: str = Field(default="x-session-id", description="header that carries the session's id")
+    headers: dict[str, str] = Field(default={}, description="further headers of every request, such as authorization")
+    lag_limit_ms: float = Field(
+        default=20.0,
+        gt=0,
+        description="p99 of the client's event loop lag above which a run is invalid: 5 % of the tightest objective",
+    )
+    drain_seconds: float | None = Field(
+        default=None, ge=0, description="wait for answers after the last send; default: the scenario's total time-out"
+    )
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """Read a run's configuration. Raises RunConfigError."""
+    try:
+        return RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunConfigError(f"{path}: can't be read ({error.strerror}): give the run's JSON configuration") from error
+    except ValidationError as error:
+        lines = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+        raise RunConfigError("\n".join(lines) + f"\nfields are {', '.join(RunConfig.model_fields)}") from error

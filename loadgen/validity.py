@@ -1,0 +1,111 @@
+"""Whether a run can be believed: reasons why not, each with what to do about it.
+
+These are read from the request log, so that an old log can be judged too; what only the running client knows
+(its event loop, its CPU) arrives as its own reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from loadgen.columns import Columns
+from loadgen.statistics import MIN_BLOCK_REQUESTS, MIN_BLOCKS
+from slo.objective import Objective, RequestField
+
+MAX_LAG_SHARE = 0.05
+"""Of the tightest TTFT threshold: how late the client itself may be, at p99."""
+MAX_TOKEN_MISMATCH_SHARE = 0.01
+MIN_IN_FLIGHT_SHARE = 0.95
+MIN_REQUESTS = MIN_BLOCKS * MIN_BLOCK_REQUESTS
+
+
+def invalid_reasons(
+    columns: Mapping[str, Columns],
+    objectives: Sequence[Objective],
+    *,
+    block_size: int,
+    warm: bool = False,
+    requested_in_flight: int | None = None,
+) -> list[str]:
+    """Why this run says nothing; empty for a valid one."""
+    reasons = list(_plan_reasons(columns))
+    for policy, own in columns.items():
+        found = [*_lag_reasons(own, objectives), *_token_reasons(own)]
+        if not warm:
+            found += _warm_cache_reasons(own, block_size)
+        if requested_in_flight is not None:
+            found += _in_flight_reasons(own, requested_in_flight)
+        reasons += [f"{policy}: {reason}" for reason in found]
+    return reasons
+
+
+def peak_in_flight(columns: Columns) -> int:
+    """Most requests under way at once, in any repeat; one without an end counts to the repeat's end."""
+    peak = 0
+    for repeat in np.unique(columns.repeat):
+        mine = columns.repeat == repeat
+        start = (columns.scheduled + columns.lag)[mine]
+        sent = ~np.isnan(start)
+        end = np.nan_to_num(columns.end[mine][sent], nan=np.inf)
+        times = np.concatenate([start[sent], end])
+        steps = np.repeat([1, -1], int(sent.sum()))
+        order = np.lexsort((steps, times))  # an end at the same instant frees its place first
+        peak = max(peak, int(np.cumsum(steps[order]).max(initial=0)))
+    return peak
+
+
+def _plan_reasons(columns: Mapping[str, Columns]) -> Iterator[str]:
+    positions = {
+        policy: set(zip(own.repeat.tolist(), own.index.tolist(), strict=True)) for policy, own in columns.items()
+    }
+    everything = set().union(*positions.values())
+    for policy, own in positions.items():
+        if len(own) < MIN_REQUESTS:
+            yield f"{policy}: too few requests ({len(own)}, at least {MIN_REQUESTS} needed): run longer or more repeats"
+        if missing := len(everything - own):
+            yield f"{policy}: {missing} requests of the plan are not in its log: run all policies on one plan"
+
+
+def _lag_reasons(own: Columns, objectives: Sequence[Objective]) -> Iterator[str]:
+    thresholds = [t for objective in objectives for t in objective.thresholds(RequestField.TTFT_SECONDS)]
+    lags = own.lag[~np.isnan(own.lag)]
+    if not thresholds or not len(lags):
+        return
+    lag, limit = float(np.percentile(lags, 99)), MAX_LAG_SHARE * min(thresholds)
+    if lag > limit:
+        yield (
+            f"the client sent late, p99 {lag * 1e3:.1f} ms, over {limit * 1e3:.1f} ms "
+            f"({MAX_LAG_SHARE:.0%} of the TTFT threshold): lower the rate or free the machine"
+        )
+
+
+def _token_reasons(own: Columns) -> Iterator[str]:
+    reported = ~np.isnan(own.reported_prompt)
+    wrong = int((own.reported_prompt[reported] != own.planned_prompt[reported]).sum())
+    if wrong > MAX_TOKEN_MISMATCH_SHARE * reported.sum():
+        yield (
+            f"{wrong} of {int(reported.sum())} answers report another prompt length than planned: "
+            f"use the tokenizer and chat template of the model that is served"
+        )
+
+
+def _warm_cache_reasons(own: Columns, block_size: int) -> Iterator[str]:
+    """Reuse beyond the plan of a prefix that no other tenant sent in this run: left over from another run."""
+    tenants: dict[str, set[str]] = {}
+    for group, tenant in zip(own.group, own.tenant, strict=True):
+        tenants.setdefault(group, set()).add(tenant)
+    private = np.array([group in ("", "-") or len(tenants[group]) == 1 for group in own.group], dtype=np.bool_)
+    warm = int((own.unexplained(block_size) & private).sum())
+    if warm:
+        yield (
+            f"{warm} requests hit more than this run had ever sent: the caches were warm; "
+            f"use a new nonce, reset the caches, or declare the scenario warm"
+        )
+
+
+def _in_flight_reasons(own: Columns, requested: int) -> Iterator[str]:
+    peak = peak_in_flight(own)
+    if peak < MIN_IN_FLIGHT_SHARE * requested:
+        yield f"{requested} requests in flight were asked for, {peak} reached: look for a connection limit on the way"

@@ -1,0 +1,158 @@
+"""What the router is told: where it listens, which engines it serves, how it routes, whom it trusts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from router.errors import RouterError
+
+CLIENT_SALT_PREFIX = "client:"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class WorkerConfig(_Section):
+    """One engine. `kv_events` and `kv_replay` are ZMQ endpoints of its cache events (vLLM and SGLang publish them)."""
+
+    name: str = Field(min_length=1)
+    url: str
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    kv_bind: bool = False
+    """The router binds `kv_events` and the engine connects, instead of the other way round."""
+    kv_block_size: int | None = Field(default=None, ge=1)
+    """Block size the engine publishes in; the router's `block_size` where not given."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_base(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"'{url}' is not an http:// or https:// address")
+        return url.rstrip("/").removesuffix("/v1")
+
+
+class PolicyConfig(_Section):
+    name: str = "cache_aware"
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class CacheViewConfig(_Section):
+    """What the router believes the engines cache: their own KV events, its routing history, or nothing."""
+
+    source: Literal["events", "history", "none"] = "history"
+    history_blocks: int = Field(default=65_536, ge=1)
+    """Blocks remembered a worker, least recently routed out first; best set to the engine's cache size."""
+
+
+class TenantsConfig(_Section):
+    """Who sent a request, by a header that the gateway in front has authenticated, and the tenant's cache salt.
+
+    A tenant with a salt always gets that salt. Where any salt is set, other callers' own salts are prefixed,
+    so that nobody reaches a tenant's blocks by sending its salt. With `trust_client_salt`, or without salts
+    here, the request's own `cache_salt` counts.
+    """
+
+    header: str = "x-tenant-id"
+    session_header: str = "x-session-id"
+    salts: dict[str, str] = Field(default_factory=dict)
+    trust_client_salt: bool = False
+
+    @field_validator("salts")
+    @classmethod
+    def _usable_salts(cls, salts: dict[str, str]) -> dict[str, str]:
+        for tenant, salt in salts.items():
+            if not salt or salt.startswith(CLIENT_SALT_PREFIX):
+                raise ValueError(f"the salt of tenant '{tenant}' is empty or begins with '{CLIENT_SALT_PREFIX}'")
+        return salts
+
+    def salt_for(self, tenant: str, claimed: str | None) -> str | None:
+        """The `cache_salt` to send for a request of `tenant` that came with the salt `claimed`."""
+        if self.trust_client_salt and claimed:
+            return claimed
+        own = self.salts.get(tenant)
+        if own:
+            return own
+        if self.salts and not self.trust_client_salt and claimed:
+            return CLIENT_SALT_PREFIX + claimed
+        return claimed
+
+
+class TimeoutsConfig(_Section):
+    """Seconds. A whole unstreamed answer counts as its first byte."""
+
+    connect_seconds: float = Field(default=5.0, gt=0)
+    first_byte_seconds: float = Field(default=600.0, gt=0)
+    inter_token_seconds: float = Field(default=60.0, gt=0)
+    startup_seconds: float = Field(default=30.0, ge=0)
+    """How long to wait at start for a first healthy worker."""
+
+
+class HealthConfig(_Section):
+    interval_seconds: float = Field(default=2.0, gt=0)
+    down_interval_seconds: float = Field(default=0.25, gt=0)
+    timeout_seconds: float = Field(default=2.0, gt=0)
+
+
+class RouterConfig(_Section):
+    """The router's part of the configuration file."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65_535)
+    workers: list[WorkerConfig] = Field(min_length=1)
+    policy: PolicyConfig = PolicyConfig()
+    model_dir: Path | None = None
+    """Folder with the served model's tokenizer; needed by policies that look at tokens or caches."""
+    block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1)
+    cache_view: CacheViewConfig = CacheViewConfig()
+    always_predict: bool = False
+    """Predict cached tokens for policies that don't look at caches too, after they have chosen."""
+    tenants: TenantsConfig = TenantsConfig()
+    adapters: list[str] = Field(default_factory=list)
+    """Model names that are LoRA adapters: engines keep their blocks apart."""
+    models: list[str] = Field(default_factory=list)
+    """Model names that may appear in metrics, beside those the engines list; all others count as `other`."""
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    health: HealthConfig = HealthConfig()
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1)
+    otlp_endpoint: str | None = None
+    """Base address of an OTLP/HTTP collector, such as http://127.0.0.1:4318; no spans without it."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [worker.name for worker in self.workers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two workers are called '{name}'")
+        if self.cache_view.source == "events":
+            mute = [worker.name for worker in self.workers if not worker.kv_events]
+            if mute:
+                raise ValueError(
+                    f"cache_view.source is 'events' but {', '.join(mute)} has no kv_events endpoint: add it, "
+                    "or use 'history'"
+                )
+        return self
+
+
+def load_config(file: Path) -> RouterConfig:
+    """The configuration in a YAML or JSON file. Raises RouterError naming the file and every wrong field."""
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise RouterError(f"can't read the router's configuration {file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise RouterError(f"{file} is neither YAML nor JSON: {error}") from error
+    try:
+        return RouterConfig.model_validate(values)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc']) or 'the file'}: {item['msg']}" for item in error.errors()
+        )
+        raise RouterError(f"{file}: {wrong}") from error

@@ -1,0 +1,90 @@
+"""The facts of one request through the router, gathered while it runs and read once when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from router.dispatch import Placement
+from router.prompt import CHAT, Prompt
+from router.sse import AnswerWatch
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    """Turned away for load: 429, 503, or such an error inside a 200."""
+    REJECTED = "rejected"
+    """The request was at fault: any other 4xx."""
+    FAILED = "failed"
+    """An engine failed, before or after the first byte."""
+    TIMED_OUT = "timed_out"
+    """No answer, or no further token, in time."""
+    DISCONNECTED = "disconnected"
+    """The client left."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request. Times are seconds of a monotonic clock; what didn't happen is None."""
+
+    id: str
+    path: str
+    arrived_at: float
+    tenant: str = ""
+    received_at: float | None = None
+    prompt: Prompt | None = None
+    placement: Placement | None = None
+    """The last one tried."""
+    retries: int = 0
+    watch: AnswerWatch = field(default_factory=AnswerWatch)
+    first_content_at: float | None = None
+    ended_at: float | None = None
+    outcome: Outcome = Outcome.DISCONNECTED
+    """What it is until something else is known: a handler that is cancelled gets no further."""
+    error: str = ""
+
+    @property
+    def operation(self) -> str:
+        """OpenTelemetry's name for what was asked."""
+        return "chat" if self.path == CHAT else "text_completion"
+
+    @property
+    def decision_seconds(self) -> float | None:
+        """Tokenise, hash, look up and choose."""
+        if self.prompt is None or self.placement is None:
+            return None
+        placed = self.placement.lookup_seconds + self.placement.choose_seconds
+        return self.prompt.tokenize_seconds + self.prompt.hash_seconds + placed
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Time to first content, of a streamed answer."""
+        return None if self.first_content_at is None else self.first_content_at - self.arrived_at
+
+    def explanation(self, policy: str) -> dict[str, str]:
+        """The response headers that tell the client how it was routed; what isn't known has none."""
+        placement, decision_seconds = self.placement, self.decision_seconds
+        if placement is None or decision_seconds is None:
+            return {}
+        headers = {
+            "x-prefixwatch-worker": placement.worker,
+            "x-prefixwatch-policy": policy,
+            "x-prefixwatch-reason": placement.reason,
+            "x-prefixwatch-decision-us": f"{decision_seconds * 1e6:.1f}",
+            "x-prefixwatch-retries": str(self.retries),
+        }
+        if placement.predicted_tokens is not None:
+            headers["x-prefixwatch-predicted-tokens"] = str(placement.predicted_tokens)
+        return headers
+
+
+def outcome_of_status(status: int) -> Outcome:
+    """What an engine's HTTP status means for the request."""
+    if status in (429, 503):
+        return Outcome.REFUSED
+    if status >= 500:
+        return Outcome.FAILED
+    return Outcome.REJECTED if status >= 400 else Outcome.COMPLETED

@@ -1,0 +1,106 @@
+"""What an objective asks of one request, and of all requests together.
+
+Values only: built by `slo.document`, judged here, used by load-test grading, by counters and by rules alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class RequestField(StrEnum):
+    """A figure of one request that a condition can test."""
+
+    TTFT_SECONDS = "ttft_seconds"
+    """Time to first token, from the scheduled time."""
+    TPOT_SECONDS = "tpot_seconds"
+    """Time per output token after the first; undefined below two tokens."""
+    E2E_SECONDS = "e2e_seconds"
+    """Scheduled time to end of the answer."""
+    COMPLETED = "completed"
+    """1 for a whole answer; 0 for refused, failed, timed out and cut off."""
+
+
+_OPERATORS = {"lte": np.less_equal, "lt": np.less, "gte": np.greater_equal, "gt": np.greater}
+_SIGNS = {"lte": "≤", "lt": "<", "gte": "≥", "gt": ">"}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One test of one request: `field op value`, the operator spelled as OpenSLO does (lte, lt, gte, gt)."""
+
+    field: RequestField
+    op: str
+    value: float
+
+    def judge(self, values: Floats, completed: Bools) -> Floats:
+        """1 where it holds, 0 where it doesn't, NaN where it doesn't apply.
+
+        `values` holds NaN where a request has no such figure. That is no excuse for a request that never
+        completed: it counts as bad. A completed one without the figure (a TTFT when the answer wasn't
+        streamed, a TPOT of one token) is left out.
+        """
+        known = ~np.isnan(values)
+        verdict = np.where(completed, np.nan, 0.0)
+        verdict[known] = _OPERATORS[self.op](values[known], self.value)
+        return verdict
+
+    def __str__(self) -> str:
+        if self.field is RequestField.COMPLETED:
+            return "completed"
+        name, _, unit = self.field.rpartition("_")
+        return f"{name.upper()} {_SIGNS[self.op]} {self.value:g} {'s' if unit == 'seconds' else unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """The period that the error budget belongs to, e.g. 30 rolling days; `duration` as OpenSLO writes it."""
+
+    duration: str
+    rolling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A share `target` of the requests of these classes must meet every condition."""
+
+    name: str
+    title: str
+    service: str
+    target: float
+    conditions: tuple[Condition, ...]
+    window: TimeWindow
+    request_classes: tuple[str, ...] = ("*",)
+    """Shell-style patterns on the request class; a request is graded when any matches."""
+
+    def covers(self, request_class: str) -> bool:
+        return any(fnmatchcase(request_class, pattern) for pattern in self.request_classes)
+
+    def judge(self, columns: Mapping[RequestField, Floats]) -> Floats:
+        """Per request: 1 good, 0 bad, NaN not applicable (no condition applies). Class selection is the caller's.
+
+        `columns` needs every field that the conditions name, and `completed`.
+        """
+        completed = columns[RequestField.COMPLETED] == 1.0
+        verdicts = np.array([c.judge(columns[c.field], completed) for c in self.conditions])
+        bad = (verdicts == 0.0).any(axis=0)
+        unknown = np.isnan(verdicts).all(axis=0)
+        return np.where(bad, 0.0, np.where(unknown, np.nan, 1.0))
+
+    def thresholds(self, field: RequestField) -> list[float]:
+        """The values that this objective compares `field` with."""
+        return [c.value for c in self.conditions if c.field is field]
+
+    @property
+    def rule(self) -> str:
+        """The objective in words: `95 % of requests: TTFT ≤ 0.5 s`."""
+        return f"{self.target * 100:g} % of requests: {' and '.join(map(str, self.conditions))}"

@@ -1,0 +1,73 @@
+"""The load generator as a process of its own: gevent stays out of this one, and its stamps free of our work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loadgen.run_config import RunConfig
+from stack.errors import UsageError
+
+_STOP_SECONDS = 10.0
+
+
+async def send_load(config: RunConfig, folder: Path, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Send one run and answer its `run.json`; `folder` gets the run's configuration, log and request log.
+
+    Cancelling ends the run and keeps what it has. Raises UsageError with the load generator's own message.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config_file = folder / "load.json"
+    config_file.write_text(config.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    with (folder / "load.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "loadgen.run",
+            "--config",
+            str(config_file),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            limit=2**20,
+        )
+        try:
+            report = await _follow(process, on_progress)
+        finally:
+            await _ensure_ended(process)
+    if process.returncode or report is None:
+        said = (folder / "load.log").read_text(errors="replace").strip()
+        raise UsageError(f"the load generator ended with code {process.returncode}: {said or 'it said nothing'}")
+    return report
+
+
+async def _follow(
+    process: asyncio.subprocess.Process, on_progress: Callable[[dict[str, Any]], None]
+) -> dict[str, Any] | None:
+    assert process.stdout is not None
+    report = None
+    async for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if event.pop("event") == "end":
+            report = event
+        else:
+            on_progress(event)
+    await process.wait()
+    return report
+
+
+async def _ensure_ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()

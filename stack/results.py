@@ -1,0 +1,90 @@
+"""What a bench collects, and the files it leaves in its folder."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from loadgen.junit import write_junit
+from loadgen.records import RequestRecord, write_requests
+from loadgen.report import console_table, write_report
+from loadgen.scenario import Scenario
+from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence, write_summary
+from slo.objective import Objective
+from stack.fleet_log import FleetRow, write_fleet
+from stack.schedule import Run
+
+
+@dataclass(slots=True)
+class BenchRuns:
+    """All runs of a bench, as they come in."""
+
+    scenario: Scenario
+    objectives: list[Objective]
+    engine: str
+    workers: int
+    policies: list[str]
+    seed: int
+    again: Mapping[str, Any]
+    """Everything needed to run it again."""
+    block_size: int = DEFAULT_BLOCK_SIZE
+    records: list[RequestRecord] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    fleet: list[FleetRow] = field(default_factory=list)
+
+    def add(self, run: Run, records: list[RequestRecord], report: dict[str, Any], fleet_rows: list[FleetRow]) -> None:
+        """`report` is the load generator's run.json."""
+        self.records += records
+        self.reports.append({"position": run.position, **report})
+        self.fleet += fleet_rows
+
+    def summary(self) -> Summary:
+        facts = RunFacts(
+            scenario=self.scenario.name,
+            engine=self.engine,
+            workers=self.workers,
+            policies=self.policies,
+            block_size=self.block_size,
+            warm=self.scenario.warm,
+            seeds=sorted({report["seed"] for report in self.reports}),
+            versions=versions(),
+            client_reasons=[f"{r['policy']}: {reason}" for r in self.reports for reason in r["reasons"]],
+        )
+        return build_summary(self.records, self.objectives, facts, seed=self.seed)
+
+
+def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict[str, Any], int]:
+    """Grade, write every file and print the verdict; answers the content of summary.json and the exit code."""
+    summary = runs.summary()
+    write_summary(folder / "summary.json", summary)
+    write_requests(folder / "requests.parquet", runs.records)
+    write_fleet(folder / "fleet.parquet", runs.fleet)
+    write_junit(folder / "junit.xml", summary)
+    configuration = {**runs.again, "versions": versions(), "runs": runs.reports}
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+    write_report(folder / "report.html", summary, runs.records, runs.objectives, configuration)
+    console.print(console_table(summary))
+    console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+    return summary.model_dump(by_alias=True, mode="json"), exit_code(summary)
+
+
+def versions() -> dict[str, str]:
+    """What the figures may depend on."""
+    packages = ("prefixwatch", "aiohttp", "locust", "tokenizers", "numpy")
+    return {
+        "python": platform.python_version(),
+        "platform": f"{sys.platform} {platform.machine()}",
+        **{package: version(package) for package in packages},
+    }

@@ -1,0 +1,395 @@
+"""A fleet in virtual time: the router's policies and the engine model, driven by an event queue instead of a clock.
+
+The same policy objects, ledger and cache view as the live router and the same engine model as the simulated engine,
+so that a day of traffic on 64 engines takes minutes on one core. Nothing here reads a clock; equal inputs and
+seeds give equal results. Requests end up in the load generator's own records, for the ordinary grader.
+
+Arrivals:
+    `trace`   as recorded (divided by `speed`): requests overlap and queue.
+    `serial`  each request is served to its end before the next one starts: an exact study of the caches alone. Output
+              tokens take their time but no cache blocks.
+    `auto`    serial for one worker, trace for several.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.model import (
+    BlockEvicted,
+    BlocksStored,
+    Counters,
+    EngineConfig,
+    EngineModel,
+    RequestError,
+    SequenceState,
+    SimRequest,
+)
+from engines.step_time import DEFAULT_PROFILE, profile
+from kvcache.index import BlockIndex
+from loadgen.records import Outcome, RequestRecord
+from router.cache_view import CacheView, HistoryView, NoView
+from router.ledger import Ledger, Ticket
+from router.policies import make_policy
+from router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest
+from stack.synthetic import infinite_cache_tokens
+from stack.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
+
+Arrivals = Literal["auto", "serial", "trace"]
+
+_UNLIMITED_BLOCKS = 2**62
+_STEP_END, _REPORT, _ARRIVAL = range(3)  # in this order at equal times
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTotals:
+    """What one simulated engine did in the whole run."""
+
+    name: str
+    requests: int
+    counters: Counters
+    evicted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """`records` are in order of arrival, times in virtual seconds."""
+
+    policy: str
+    records: list[RequestRecord]
+    workers: list[WorkerTotals]
+
+    @property
+    def block_hit_ratio(self) -> float | None:
+        """Leading blocks found, of all blocks asked for (before the rule that a prompt's last token is computed)."""
+        asked = sum(worker.counters.query_blocks for worker in self.workers)
+        return sum(worker.counters.hit_blocks for worker in self.workers) / asked if asked else None
+
+    @property
+    def token_hit_ratio(self) -> float | None:
+        """Prompt tokens reused, of all."""
+        asked = sum(worker.counters.query_tokens for worker in self.workers)
+        return sum(worker.counters.hit_tokens for worker in self.workers) / asked if asked else None
+
+    @property
+    def busiest_share(self) -> float:
+        """Share of the requests that the most used worker got."""
+        return max(worker.requests for worker in self.workers) / max(1, sum(w.requests for w in self.workers))
+
+    @property
+    def in_flight_max_over_mean(self) -> float | None:
+        """Requests in flight on the busiest worker over the fleet's mean, averaged over the time any was in flight."""
+        return _max_over_mean(self.records, [worker.name for worker in self.workers])
+
+
+class _EngineView:
+    """What the engines themselves say they hold, without delay."""
+
+    def __init__(self, index: BlockIndex) -> None:
+        self._index = index
+
+    def depths(self, request: RouteRequest) -> Mapping[str, int]:
+        return self._index.depths(request.blocks)
+
+    def routed(self, request: RouteRequest, worker: str) -> None:
+        return
+
+    def worker_removed(self, worker: str) -> None:
+        self._index.forget(worker)
+
+    def block_count(self, worker: str) -> int:
+        return self._index.block_count(worker)
+
+
+class FleetSimulation:
+    """One run: create, `run` once. `engine` describes every worker alike."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: EngineConfig,
+        workers: int,
+        *,
+        view: Literal["history", "events"] = "history",
+        report_interval_s: float = 1.0,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"a fleet needs at least 1 worker, got {workers}")
+        self._policy = policy
+        self._view, self._index = _make_view(policy, engine, view)
+        self._engine = engine if self._index is None else replace(engine, report_events=True)
+        self._report_interval_s = report_interval_s
+        self._ledger = Ledger()
+        self._workers = [self._ledger.join(f"worker-{k}") for k in range(workers)]
+        self._number = {worker.name: k for k, worker in enumerate(self._workers)}
+        self._models = [EngineModel(self._engine) for _ in range(workers)]
+        self._busy = [False] * workers
+        self._tickets: dict[str, tuple[Ticket, RouteRequest, RequestRecord]] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self._events: list[tuple[float, int, int]] = []
+
+    def run(self, requests: Sequence[SimulatedRequest], *, serial: bool = False) -> SimulationResult:
+        """Serve these requests, given in order of arrival. A request that no engine can hold has `failed`."""
+        shared = infinite_cache_tokens(requests, self._engine.block_size)
+        records = [self._new_record(k, request, shared[k]) for k, request in enumerate(requests)]
+        if serial:
+            self._run_serially(requests, records)
+        else:
+            self._run_as_recorded(requests, records)
+        totals = [
+            WorkerTotals(worker.name, worker.served, model.counters, model.pool.evicted_blocks)
+            for worker, model in zip(self._workers, self._models, strict=True)
+        ]
+        return SimulationResult(self._policy.name, records, totals)
+
+    def _run_serially(self, requests: Sequence[SimulatedRequest], records: Sequence[RequestRecord]) -> None:
+        now_s = 0.0
+        for request, record in zip(requests, records, strict=True):
+            now_s = record.scheduled_s = record.sent_s = max(now_s, request.arrival_s)
+            if self._policy.needs.engine_load:
+                self._report(now_s)
+            number = self._place(request, record, now_s)
+            engine_request = SimRequest(request.id, request.blocks, request.prompt_tokens, 1, now_s)
+            try:
+                sequence = self._models[number].run_alone(engine_request)
+            except RequestError as error:
+                self._fail(request.id, error, now_s)
+                continue
+            self._note_first_token(sequence)
+            self._apply_block_events(number)
+            now_s = self._decoded_alone_s(request, sequence)
+            self._note_end(request.id, now_s, request.output_tokens)
+
+    def _run_as_recorded(self, requests: Sequence[SimulatedRequest], records: Sequence[RequestRecord]) -> None:
+        events = self._events
+        events.extend((request.arrival_s, _ARRIVAL, k) for k, request in enumerate(requests))
+        if self._policy.needs.engine_load and requests:
+            events.append((requests[0].arrival_s, _REPORT, 0))
+        heapq.heapify(events)
+        last_arrival_s = requests[-1].arrival_s if requests else 0.0
+        while events:
+            now_s, kind, number = heapq.heappop(events)
+            if kind == _STEP_END:
+                self._end_step(number, now_s)
+            elif kind == _ARRIVAL:
+                self._arrive(requests[number], records[number], now_s)
+            else:
+                self._report(now_s)
+                if now_s < last_arrival_s:
+                    heapq.heappush(events, (now_s + self._report_interval_s, _REPORT, 0))
+
+    def _arrive(self, request: SimulatedRequest, record: RequestRecord, now_s: float) -> None:
+        number = self._place(request, record, now_s)
+        engine_request = SimRequest(request.id, request.blocks, request.prompt_tokens, request.output_tokens, now_s)
+        try:
+            self._models[number].submit(engine_request)
+        except RequestError as error:
+            self._fail(request.id, error, now_s)
+            return
+        if not self._busy[number]:
+            self._begin_step(number, now_s)
+
+    def _begin_step(self, number: int, now_s: float) -> None:
+        step = self._models[number].begin_step(now_s)
+        self._busy[number] = step is not None
+        if step is not None:
+            heapq.heappush(self._events, (now_s + step.duration_s, _STEP_END, number))
+
+    def _end_step(self, number: int, now_s: float) -> None:
+        tokens = self._models[number].end_step(now_s)
+        self._apply_block_events(number)
+        for token in tokens:
+            if token.sequence.generated_tokens == 1:
+                self._note_first_token(token.sequence)
+            if token.finish_reason is not None:
+                self._note_end(token.request_id, now_s, token.sequence.generated_tokens)
+        self._begin_step(number, now_s)
+
+    def _place(self, request: SimulatedRequest, record: RequestRecord, now_s: float) -> int:
+        """Choose a worker and book the request there, as the live router does before it sends."""
+        policy, size = self._policy, self._engine.block_size
+        route = RouteRequest(
+            id=request.id,
+            prompt_tokens=request.prompt_tokens,
+            tokens=request.tokens() if policy.needs.tokens else NO_TOKENS,
+            blocks=request.blocks,
+            block_size=size,
+            max_output_tokens=request.output_tokens,
+            tenant=request.tenant,
+            session=request.session,
+        )
+        decision = policy.choose(route, Fleet(self._workers, self._view.depths, now_s))
+        record.worker, record.reason = decision.worker, decision.reason
+        predicted = min(decision.hit_blocks * size, request.prompt_tokens)
+        record.predicted_tokens = predicted if policy.needs.cache_view else None
+        ticket = self._ledger.admit(decision.worker, request.prompt_tokens - predicted, now_s)
+        policy.on_admit(route, decision.worker, now_s)
+        self._view.routed(route, decision.worker)
+        self._tickets[request.id] = ticket, route, record
+        if self._index is not None:
+            self._blocks[request.id] = request.blocks.tolist()
+        return self._number[decision.worker]
+
+    def _note_first_token(self, sequence: SequenceState) -> None:
+        ticket, route, record = self._tickets[sequence.id]
+        assert sequence.first_token_s is not None
+        record.first_byte_s = record.first_token_s = sequence.first_token_s
+        record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
+        self._ledger.first_token(ticket)
+        self._policy.on_first_token(route, record.worker, sequence.first_token_s)
+
+    def _note_end(self, request_id: str, now_s: float, output_tokens: int) -> None:
+        ticket, route, record = self._tickets.pop(request_id)
+        self._blocks.pop(request_id, None)
+        record.end_s, record.output_tokens = now_s, output_tokens
+        record.outcome, record.status = Outcome.COMPLETED, 200
+        self._ledger.end(ticket)
+        self._policy.on_end(route, record.worker, now_s)
+
+    def _fail(self, request_id: str, error: RequestError, now_s: float) -> None:
+        ticket, route, record = self._tickets.pop(request_id)
+        self._blocks.pop(request_id, None)
+        record.end_s, record.outcome, record.status, record.error = now_s, Outcome.FAILED, 400, str(error)
+        self._ledger.end(ticket)
+        self._policy.on_end(route, record.worker, now_s)
+
+    def _report(self, now_s: float) -> None:
+        for worker, model in zip(self._workers, self._models, strict=True):
+            usage = model.kv_usage_ratio if self._engine.capacity_blocks else None
+            worker.report = LoadReport(now_s, model.running, model.waiting, usage)
+
+    def _apply_block_events(self, number: int) -> None:
+        if self._index is None:
+            return
+        name = self._workers[number].name
+        for event in self._models[number].drain_events():
+            if isinstance(event, BlocksStored):
+                blocks = self._blocks[event.request_id]
+                self._index.store(name, blocks[event.first : event.first + event.count])
+            elif isinstance(event, BlockEvicted):
+                self._index.remove(name, [event.block])
+
+    def _decoded_alone_s(self, request: SimulatedRequest, sequence: SequenceState) -> float:
+        """When an otherwise idle engine has generated the tokens after the first."""
+        assert sequence.first_token_s is not None
+        steps = request.output_tokens - 1
+        contexts = steps * request.prompt_tokens + steps * (steps + 1) // 2
+        time = self._engine.step_time
+        return (
+            sequence.first_token_s
+            + steps * (time.base_s + time.per_decode_sequence_s)
+            + contexts * time.per_context_token_s
+        )
+
+    def _new_record(self, index: int, request: SimulatedRequest, shared_tokens: int) -> RequestRecord:
+        return RequestRecord(
+            id=request.id,
+            policy=self._policy.name,
+            repeat=0,
+            index=index,
+            phase="measured",
+            tenant=request.tenant,
+            session=request.session,
+            turn=0,
+            group=request.group,
+            request_class="",
+            scheduled_s=request.arrival_s,
+            sent_s=request.arrival_s,
+            planned_prompt_tokens=request.prompt_tokens,
+            planned_shared_tokens=shared_tokens,
+        )
+
+
+def simulate_requests(
+    requests: Sequence[SimulatedRequest],
+    *,
+    policy: str,
+    workers: int,
+    engine: EngineConfig,
+    seed: int = 0,
+    policy_options: Mapping[str, Any] | None = None,
+    arrivals: Arrivals = "auto",
+    view: Literal["history", "events"] = "history",
+) -> SimulationResult:
+    """Serve these requests by `workers` engines under this policy. Raises ValueError for a wrong policy or option."""
+    chosen = make_policy(policy, seed=seed, options=policy_options)
+    serial = arrivals == "serial" or (arrivals == "auto" and workers == 1)
+    return FleetSimulation(chosen, engine, workers, view=view).run(requests, serial=serial)
+
+
+def simulate_trace(
+    path: Path | str,
+    *,
+    workers: int = 1,
+    capacity_blocks: int | None = None,
+    policy: str = "round_robin",
+    policy_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    arrivals: Arrivals = "auto",
+    speed: float = 1.0,
+    limit: int | None = None,
+    step_time_profile: str = DEFAULT_PROFILE,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    view: Literal["history", "events"] = "history",
+) -> SimulationResult:
+    """Replay the (first `limit`) requests of a trace, `speed` times as fast as recorded.
+
+    `capacity_blocks` is each engine's cache in blocks of 512 tokens; None: nothing is ever evicted. Raises ValueError
+    (TraceError for the file) with what is wrong and where.
+    """
+    if not speed > 0:
+        raise ValueError(f"speed must be above 0, got {speed}")
+    engine = EngineConfig(
+        step_time=profile(step_time_profile),
+        block_size=TRACE_BLOCK_TOKENS,
+        capacity_blocks=capacity_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    requests = [replace(request, arrival_s=request.arrival_s / speed) for request in read_trace(path, limit)]
+    return simulate_requests(
+        requests,
+        policy=policy,
+        workers=workers,
+        engine=engine,
+        seed=seed,
+        policy_options=policy_options,
+        arrivals=arrivals,
+        view=view,
+    )
+
+
+def _make_view(
+    policy: Policy, engine: EngineConfig, view: Literal["history", "events"]
+) -> tuple[CacheView, BlockIndex | None]:
+    """What the policy gets to see, and the index that engine events go to if that is what it sees."""
+    if not policy.needs.cache_view:
+        return NoView(), None
+    if view == "events" or policy.needs.events:
+        index = BlockIndex()
+        return _EngineView(index), index
+    return HistoryView(engine.capacity_blocks or _UNLIMITED_BLOCKS), None
+
+
+def _max_over_mean(records: Sequence[RequestRecord], workers: Sequence[str]) -> float | None:
+    changes: list[tuple[float, int, str]] = []
+    for record in records:
+        if record.sent_s is not None and record.end_s is not None and record.end_s > record.sent_s:
+            changes += [(record.sent_s, 1, record.worker), (record.end_s, -1, record.worker)]
+    changes.sort()
+    running = dict.fromkeys(workers, 0)
+    total, since_s = 0, 0.0
+    weighted = seconds = 0.0
+    for now_s, change, worker in changes:
+        if total:
+            weighted += max(running.values()) * len(running) / total * (now_s - since_s)
+            seconds += now_s - since_s
+        running[worker] += change
+        total += change
+        since_s = now_s
+    return weighted / seconds if seconds else None

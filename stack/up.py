@@ -1,0 +1,137 @@
+"""The whole local stack until Ctrl-C: engines, router, exporter, and Prometheus where its binary is found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from engines import fleet
+from engines.fleet import EngineHandle
+from engines.process import ManagedProcess, free_port
+from engines.tiny_model import default_model_dir
+from router.config import WorkerConfig
+from stack.config import PrefixwatchConfig
+from stack.fleet import as_workers, start_engines, start_router
+
+_READY_SECONDS = 30.0
+_WATCH_SECONDS = 0.5
+
+
+def run_up(config: PrefixwatchConfig, folder: Path, console: Console) -> None:
+    """Run until SIGINT or SIGTERM. Raises one of INPUT_ERRORS when a part can't start, or the router ends."""
+    asyncio.run(_up(config, folder, console))
+
+
+async def _up(config: PrefixwatchConfig, folder: Path, console: Console) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    engines: list[EngineHandle] = []
+    parts: list[ManagedProcess] = []
+    try:
+        workers = config.fleet.targets
+        if not workers:
+            with console.status(f"starting {config.fleet.workers} {config.fleet.engine} engines …"):
+                engines = await _engines(config, folder)
+            workers = as_workers(engines)
+        block_size = engines[0].block_size if engines else config.tokenizer.block_size
+        model_dir = config.tokenizer.model_dir or (default_model_dir() if engines else None)
+        router_config = config.router_config(workers, model_dir, block_size)
+        parts.append(await start_router(router_config, folder))
+        router_url = f"http://{router_config.host}:{router_config.port}"
+        parts.append(await _start_exporter(config, workers, router_url, folder))
+        urls = [("router", f"{router_url}/v1"), ("exporter", f"http://{config.exporter.host}:{config.exporter.port}/")]
+        if binary := shutil.which("prometheus"):
+            prometheus, url = await _start_prometheus(binary, config, folder)
+            parts.append(prometheus)
+            urls.append(("Prometheus", url))
+        console.print(_table([*urls, *((worker.name, worker.url) for worker in workers)]))
+        console.print("Ctrl-C stops everything.")
+        await _watch(parts, [engine.process for engine in engines], stopped, console)
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(part.stop) for part in reversed(parts)))
+        await fleet.stop(engines)
+
+
+async def _engines(config: PrefixwatchConfig, folder: Path) -> list[EngineHandle]:
+    section = config.fleet
+    options = {"capacity_blocks": section.capacity_blocks, "profile": section.profile}
+    return await start_engines(section.engine, section.workers, folder, config.tokenizer.model_dir, options)
+
+
+async def _start_exporter(
+    config: PrefixwatchConfig, workers: Sequence[WorkerConfig], router_url: str, folder: Path
+) -> ManagedProcess:
+    section = config.exporter
+    command = [sys.executable, "-m", "stack.cli", "exporter", "--listen", f"{section.host}:{section.port}"]
+    command += ["--interval", str(section.interval_seconds), "--target", f"router={router_url}/metrics"]
+    for worker in workers:
+        command += ["--target", f"{worker.name}={worker.url}/metrics"]
+        if worker.kv_events:
+            command += ["--kv-events", f"{worker.name}={worker.kv_events}"]
+    process = ManagedProcess("exporter", command, folder / "exporter.log")
+    await _ready_or_stopped(process, f"http://{section.host}:{section.port}/-/healthy")
+    return process
+
+
+async def _start_prometheus(binary: str, config: PrefixwatchConfig, folder: Path) -> tuple[ManagedProcess, str]:
+    port = free_port()
+    settings = {
+        "global": {"scrape_interval": f"{config.exporter.interval_seconds:g}s"},
+        "scrape_configs": [
+            {
+                "job_name": "prefixwatch",
+                "static_configs": [{"targets": [f"{config.exporter.host}:{config.exporter.port}"]}],
+            }
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    command = [
+        binary,
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'prometheus'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    process = ManagedProcess("prometheus", command, folder / "prometheus.log")
+    await _ready_or_stopped(process, f"http://127.0.0.1:{port}/-/ready")
+    return process, f"http://127.0.0.1:{port}/"
+
+
+async def _ready_or_stopped(process: ManagedProcess, url: str) -> None:
+    try:
+        await process.wait_ready(url, _READY_SECONDS)
+    except BaseException:
+        process.stop()
+        raise
+
+
+async def _watch(
+    parts: Sequence[ManagedProcess], engines: Sequence[ManagedProcess], stopped: asyncio.Event, console: Console
+) -> None:
+    """Until stopped: a dead engine is told once and the rest goes on, a dead part ends the stack."""
+    dead: set[str] = set()
+    while not stopped.is_set():
+        for part in parts:
+            part.check()
+        for engine in engines:
+            if not engine.alive and engine.name not in dead:
+                dead.add(engine.name)
+                console.print(f"[yellow]{engine.failure(engine.describe())}[/yellow]", highlight=False)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), _WATCH_SECONDS)
+
+
+def _table(urls: Sequence[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None)
+    for name, url in urls:
+        table.add_row(name, url)
+    return table

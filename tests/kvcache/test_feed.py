@@ -1,0 +1,353 @@
+"""One worker's event stream: what the index believes afterwards, and what the edge is told to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvcache.blocks import as_tokens, block_hashes, multimodal_key, namespace_root
+from kvcache.events import Tier
+from kvcache.feed import PARK_SECONDS, Applied, FeedCounters, Replay, WorkerFeed
+from kvcache.index import BlockIndex
+from kvcache.placement import BlockSizeMismatch
+
+PROMPT = list(range(1, 161))
+OURS = block_hashes(as_tokens(PROMPT)).tolist()
+
+
+class Bench:
+    """A feed, its index and the engine's payloads, numbered as they are made."""
+
+    def __init__(self, wire: Any, block_size: int = 16, tiers: dict[Tier, BlockIndex] | None = None) -> None:
+        self.wire, self.index, self.block_size = wire, BlockIndex(), block_size
+        self.feed = WorkerFeed("w", self.index, block_size, tiers=tiers)
+        self.next = 0
+
+    def send(self, *events: Any, at: float = 0.0) -> Applied:
+        self.next += 1
+        return self.feed.apply(self.next - 1, self.wire.batch(*events), at)
+
+    def run(self, first: int, last: int, block_size: int = 16, base: int = 100, **fields: Any) -> dict[str, Any]:
+        """Engine blocks first … last-1 of PROMPT, named base + position."""
+        tokens = PROMPT[first * block_size : last * block_size]
+        parent = base + first - 1 if first else None
+        event = self.wire.stored(range(base + first, base + last), tokens, parent, block_size, **fields)
+        return dict(event)
+
+    def depth(self, tokens: Sequence[int] = PROMPT, **namespace: str) -> int:
+        root = namespace_root(**namespace)
+        blocks = block_hashes(as_tokens(tokens), self.block_size, root=root)
+        assert self.index.depths(blocks) == self.index.depths_by_walk(blocks)
+        return self.index.depths(blocks).get("w", 0)
+
+
+@pytest.fixture
+def bench(wire: Any) -> Bench:
+    return Bench(wire)
+
+
+def test_blocks_are_hashed_anew_and_found(bench: Bench) -> None:
+    done = bench.send(bench.run(0, 3))
+    assert (done.stored, done.removed, done.cleared, done.replay) == (OURS[:3], [], False, None)
+    bench.send(bench.run(3, 4))
+    assert bench.depth() == 4
+    assert bench.depth(PROMPT[:40]) == 2
+
+
+def test_removals_go_by_the_engines_names(bench: Bench) -> None:
+    bench.send(bench.run(0, 4))
+    assert bench.send(bench.wire.removed([103])).removed == OURS[3:4]
+    assert bench.send(bench.wire.removed([103])).removed == []
+    assert bench.depth() == 3
+    assert (bench.feed.counters.stored_blocks, bench.feed.counters.removed_blocks) == (4, 1)
+
+
+def test_signed_and_raw_names_are_names_too(bench: Bench) -> None:
+    bench.send(bench.wire.stored([-7], PROMPT[:16]), bench.wire.stored([b"\x01" * 32], PROMPT[16:32], parent=-7))
+    assert bench.depth() == 2
+    bench.send(bench.wire.removed([b"\x01" * 32]))
+    assert bench.depth() == 1
+
+
+def test_tenants_share_nothing(bench: Bench) -> None:
+    """ai-dynamo/dynamo#8197 (IS06): A's salted blocks were predicted as hits for B."""
+    bench.send(bench.run(0, 3, extra_keys=[["tenantA"], None, None]), bench.run(3, 4))
+    assert bench.depth(salt="tenantA") == 4
+    assert bench.depth(salt="tenantB") == 0
+    assert bench.depth() == 0
+
+
+def test_adapters_share_nothing(bench: Bench) -> None:
+    bench.send(bench.run(0, 2, lora_name="ada", extra_keys=[["ada", "s"], ["ada"]]))
+    assert (bench.depth(lora="ada", salt="s"), bench.depth(salt="s"), bench.depth()) == (2, 0, 0)
+
+
+def test_pictures_are_part_of_the_block(bench: Bench) -> None:
+    bench.send(bench.run(0, 3, extra_keys=[None, [["sha", 4]], None]))
+    pictured = block_hashes(as_tokens(PROMPT[:48]), multimodal={1: [multimodal_key("sha", 4)]})
+    assert bench.index.depths(pictured) == {"w": 3}
+    assert bench.depth() == 1
+
+
+def test_a_gap_asks_for_a_replay_and_changes_nothing_meanwhile(bench: Bench) -> None:
+    """llm-d/llm-d-router#1737 (RT14): a subscriber that ignores gaps drifts silently."""
+    bench.send(bench.run(0, 1))
+    bench.send(bench.run(1, 2))
+    missed = [bench.wire.batch(bench.run(2, 3)), bench.wire.batch(bench.run(3, 4))]
+    removal = bench.wire.batch(bench.wire.removed([100, 101, 102, 103]))
+    assert bench.feed.apply(4, removal, 0.0).replay == Replay(1)
+    assert bench.feed.apply(5, removal, 0.0).replay == Replay(1)
+    assert (bench.feed.unsure, bench.feed.counters.missed_batches, bench.depth()) == (True, 2, 2)
+    for sequence, payload in enumerate([*missed, removal], start=2):
+        assert bench.feed.apply(sequence, payload, 0.0, replayed=True).replay is None
+    assert (bench.feed.unsure, bench.feed.counters.replayed_batches, bench.depth()) == (False, 3, 0)
+
+
+def test_without_a_replay_the_worker_is_cleared_and_goes_on(bench: Bench) -> None:
+    """llm-d/llm-d-router#1737 (RT14)"""
+    bench.send(bench.run(0, 2))
+    payload = bench.wire.batch(bench.run(0, 1, base=500))
+    assert bench.feed.apply(5, payload, 0.0).replay == Replay(0)
+    bench.feed.lost()
+    assert bench.depth() == 0
+    assert bench.feed.apply(5, payload, 0.0).stored == OURS[:1]
+    assert bench.depth() == 1
+    assert bench.feed.counters == FeedCounters(batches=2, stored_blocks=3, missed_batches=4, cleared=1)
+
+
+def test_a_replay_that_starts_too_late_clears_first(bench: Bench) -> None:
+    bench.send(bench.run(0, 2))
+    done = bench.feed.apply(7, bench.wire.batch(bench.run(0, 1, base=500)), 0.0, replayed=True)
+    assert done.cleared
+    assert bench.depth() == 1
+
+
+def test_a_late_joiner_asks_from_the_beginning(bench: Bench) -> None:
+    payloads = [bench.wire.batch(bench.run(k, k + 1)) for k in range(3)]
+    assert bench.feed.apply(2, payloads[2], 0.0).replay == Replay(0)
+    for sequence, payload in enumerate(payloads):
+        bench.feed.apply(sequence, payload, 0.0, replayed=True)
+    assert bench.depth() == 3
+    assert bench.feed.counters.missed_batches == 0
+
+
+def test_batches_seen_before_change_nothing(bench: Bench) -> None:
+    payloads = [bench.wire.batch(bench.run(0, 2)), bench.wire.batch(bench.wire.removed([101]))]
+    for sequence in (0, 1, 0, 1, 1):
+        bench.feed.apply(sequence, payloads[sequence], 0.0)
+    assert bench.depth() == 1
+    assert (bench.feed.counters.batches, bench.feed.counters.restarts) == (2, 0)
+
+
+def test_a_sequence_that_runs_backwards_is_a_new_engine(bench: Bench) -> None:
+    """sgl-project/sglang#39822 (RT17): placements were still attributed to a restarted worker's empty cache."""
+    for first in range(3):
+        bench.send(bench.run(first, first + 1))
+    done = bench.feed.apply(0, bench.wire.batch(bench.run(0, 1, base=500)), 0.0)
+    assert (done.cleared, done.replay) == (True, None)
+    assert bench.depth() == 1
+    assert (bench.feed.generation, bench.feed.counters.restarts, bench.feed.last_sequence) == (2, 1, 0)
+
+
+def test_a_new_engine_that_is_already_further_is_found_out_by_the_replays_first_batch(bench: Bench) -> None:
+    """sgl-project/sglang#39822 (RT17)"""
+    for first in range(3):
+        bench.send(bench.run(first, first + 1))
+    assert bench.feed.apply(9, bench.wire.batch(), 0.0).replay == Replay(2)
+    other = bench.feed.apply(2, bench.wire.batch(bench.run(0, 1, base=500)), 0.0, replayed=True)
+    assert (other.cleared, other.replay) == (True, Replay(0))
+    assert bench.depth() == 0
+
+
+def test_a_cleared_cache_is_believed(bench: Bench) -> None:
+    """vllm-project/aibrix#2287 (RT16): the router kept steering to a cache that had been reset."""
+    bench.send(bench.run(0, 4))
+    assert bench.send(bench.wire.cleared(), bench.run(0, 1, base=500)).cleared
+    assert bench.depth() == 1
+    assert bench.feed.counters.cleared == 1
+
+
+def test_an_unreadable_payload_may_have_held_removals(bench: Bench) -> None:
+    bench.send(bench.run(0, 2))
+    assert bench.feed.apply(1, b"\xc1", 0.0).cleared
+    assert (bench.depth(), bench.feed.counters.malformed_batches, bench.feed.last_sequence) == (0, 1, 1)
+
+
+def test_a_block_waits_briefly_for_its_parent(bench: Bench) -> None:
+    bench.send(bench.run(2, 3), at=1.0)
+    bench.send(bench.run(1, 2), at=1.01)
+    assert (bench.depth(), bench.feed.parked) == (0, 2)
+    assert bench.send(bench.run(0, 1), at=1.02).stored == OURS[:3]
+    assert (bench.feed.parked, bench.feed.counters.unknown_parents) == (0, 0)
+
+
+def test_a_block_whose_parent_never_comes_is_dropped_and_counted(bench: Bench) -> None:
+    bench.send(bench.run(2, 3), at=1.0)
+    bench.feed.expire(1.0 + PARK_SECONDS / 2)
+    assert bench.feed.parked == 1
+    bench.feed.expire(1.0 + PARK_SECONDS)
+    assert (bench.feed.parked, bench.feed.counters.unknown_parents) == (0, 1)
+    bench.send(bench.run(0, 2), at=1.1)
+    assert bench.depth() == 2
+
+
+def test_a_block_removed_while_it_waits_stays_removed(bench: Bench) -> None:
+    bench.send(bench.run(1, 2), bench.wire.removed([101]), bench.run(0, 1))
+    assert bench.depth() == 1
+
+
+def test_waiting_blocks_are_bounded_and_long_chains_of_them_resolve(bench: Bench) -> None:
+    wire, feed = bench.wire, bench.feed
+    for k in range(1500, 0, -1):
+        bench.send(wire.stored([k], [k] * 16, parent=k - 1))
+    assert (feed.parked, feed.counters.unknown_parents) == (1024, 476)
+    assert len(bench.send(wire.stored([0], [0] * 16)).stored) == 1025
+
+
+@pytest.mark.parametrize(
+    ("fields", "counted"),
+    [
+        ({"group_idx": 0, "kv_cache_spec_kind": "full_attention"}, 1),
+        ({"group_idx": 1, "kv_cache_spec_kind": "mla_attention"}, 1),
+        ({"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}, 0),
+        ({"group_idx": 0}, 1),
+        ({"group_idx": 1}, 0),
+        ({"medium": "CPU"}, 0),
+    ],
+)
+def test_only_full_attention_on_the_gpu_counts(bench: Bench, fields: dict[str, Any], counted: int) -> None:
+    bench.send(bench.run(0, 1, **fields))
+    assert (bench.depth(), bench.feed.counters.ignored_events) == (counted, 1 - counted)
+
+
+def test_another_groups_removals_are_ignored(bench: Bench) -> None:
+    bench.send(
+        bench.run(0, 2, group_idx=0, kv_cache_spec_kind="full_attention"),
+        bench.run(0, 2, group_idx=1, kv_cache_spec_kind="sliding_window"),
+        bench.wire.removed([100], group_idx=1),
+    )
+    assert bench.depth() == 2
+    bench.send(bench.wire.removed([101], group_idx=0))
+    assert bench.depth() == 1
+
+
+def test_tiers_have_indexes_of_their_own(wire: Any) -> None:
+    cpu = BlockIndex()
+    bench = Bench(wire, tiers={Tier.CPU: cpu})
+    bench.send(bench.run(0, 3))
+    bench.send(wire.stored([100, 101, 999], [], medium="CPU"), wire.removed([100, 101, 102]))
+    assert (bench.depth(), bench.feed.counters.unknown_parents) == (0, 1)
+    assert cpu.depths(block_hashes(as_tokens(PROMPT))) == {"w": 2}
+    bench.send(wire.removed([101], medium="CPU"), wire.stored([7], PROMPT[16:32], parent=100, medium="CPU"))
+    assert cpu.depths(block_hashes(as_tokens(PROMPT))) == {"w": 2}
+    with pytest.raises(ValueError, match="index of its own"):
+        WorkerFeed("w", cpu, tiers={Tier.CPU: cpu})
+
+
+def test_a_tiers_large_chunks_are_credited_whole(wire: Any) -> None:
+    """llm-d/llm-d-router#2889 (RT11): 48 tokens credited of a 64-token CPU chunk, none could be loaded."""
+    cpu = BlockIndex()
+    bench = Bench(wire, tiers={Tier.CPU: cpu})
+    bench.send(wire.stored([1], PROMPT[:64], block_size=64, medium="CPU"))
+    assert cpu.depths(block_hashes(as_tokens(PROMPT[:48]))) == {}
+    assert cpu.depths(block_hashes(as_tokens(PROMPT[:70]))) == {"w": 4}
+
+
+def test_large_engine_blocks_are_split(bench: Bench) -> None:
+    assert bench.send(bench.run(0, 2, block_size=32)).stored == OURS[:4]
+    assert [bench.depth(PROMPT[:n]) for n in (31, 32, 48, 64)] == [0, 2, 2, 4]
+    assert bench.send(bench.wire.removed([101])).removed == OURS[2:4]
+
+
+def test_small_engine_blocks_are_joined_when_complete(wire: Any) -> None:
+    bench = Bench(wire, block_size=32)
+    ours = block_hashes(as_tokens(PROMPT), 32).tolist()
+    assert bench.send(bench.run(0, 3)).stored == ours[:1]
+    assert bench.send(bench.run(3, 4)).stored == ours[1:2]
+    assert bench.send(wire.removed([102])).removed == ours[1:2]
+    assert bench.send(wire.removed([103])).removed == []
+    assert bench.depth() == 1
+
+
+def test_pages_of_one_token_are_joined(wire: Any) -> None:
+    bench = Bench(wire)
+    bench.send(bench.run(0, 40, block_size=1, extra_keys=[["tenantA"], *([None] * 39)]))
+    assert (bench.depth(salt="tenantA"), bench.depth()) == (2, 0)
+
+
+def test_sizes_that_do_not_divide_are_refused_by_name(bench: Bench) -> None:
+    with pytest.raises(BlockSizeMismatch, match=r"worker w caches blocks of 24 tokens.* blocks of 16"):
+        bench.send(bench.run(0, 2, block_size=24))
+
+
+def test_a_late_removal_of_an_earlier_life_erases_nothing(bench: Bench) -> None:
+    """ai-dynamo/dynamo#11190 (RT18): a removal sweep erased entries restored after it was issued."""
+    bench.feed.restart(2)
+    bench.send(bench.run(0, 9))
+    bench.feed.lost(generation=1)
+    bench.feed.close(generation=1)
+    assert not bench.feed.restart(1)
+    assert bench.depth() == 9
+
+
+def test_any_order_of_lives_ends_the_same(wire: Any) -> None:
+    """ai-dynamo/dynamo#11190 (RT18): shuffled delivery of the same events gives one final state."""
+    seen = set()
+    for order in permutations(range(4)):
+        bench = Bench(wire)
+        old, new = wire.batch(bench.run(0, 5)), wire.batch(bench.run(0, 9))
+        for step in order:
+            match step:
+                case 0:
+                    bench.feed.apply(0, old, 0.0, generation=1)
+                case 1:
+                    bench.feed.close(generation=1)
+                case 2:
+                    bench.feed.apply(0, new, 0.0, generation=2)
+                case 3:
+                    bench.feed.restart(2)
+        seen.add((bench.depth(), bench.feed.generation))
+    assert seen == {(9, 2)}
+
+
+def test_a_worker_that_left_stays_gone(bench: Bench) -> None:
+    bench.send(bench.run(0, 2))
+    bench.feed.close()
+    assert bench.send(bench.run(2, 3)) == Applied()
+    assert (bench.index.workers, bench.feed.counters.stale_batches) == ((), 1)
+    bench.feed.restart()
+    bench.next = 0
+    bench.send(bench.run(0, 1))
+    assert bench.depth() == 1
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([(16, 16), (32, 16), (16, 32), (4, 16), (1, 8)]),
+    st.lists(st.integers(0, 160), max_size=8),
+    st.lists(st.integers(0, 20), max_size=4),
+)
+def test_the_index_holds_exactly_what_the_engine_does(
+    wire: Any, sizes: tuple[int, int], lengths: list[int], resent: list[int]
+) -> None:
+    """An engine grows and shrinks one prompt's cache; batches may arrive twice."""
+    engine_size, our_size = sizes
+    bench, held, sent = Bench(wire, block_size=our_size), 0, []
+    for length in lengths:
+        wanted = length // engine_size
+        if wanted > held:
+            event = bench.run(held, wanted, block_size=engine_size)
+        else:
+            event = wire.removed(range(100 + held - 1, 100 + wanted - 1, -1))
+        sent.append(wire.batch(event))
+        bench.feed.apply(len(sent) - 1, sent[-1], 0.0)
+        held = wanted
+        assert bench.depth() == held * engine_size // our_size
+    for sequence in (k for k in resent if k < len(sent)):
+        bench.feed.apply(sequence, sent[sequence], 0.0)
+    assert bench.depth() == held * engine_size // our_size

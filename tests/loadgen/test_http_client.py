@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import gevent
+import pytest
+
+from loadgen.http_client import Exchange, HttpClient, Target
+from loadgen.records import Outcome
+from loadgen.scenario import Timeouts
+from tests.loadgen.conftest import Connection, FakeServer, Script
+
+Serve = Callable[[Script], FakeServer]
+
+SHORT = Timeouts(first_token_seconds=0.2, inter_token_seconds=0.2, total_seconds=5)
+
+
+def ask(server: FakeServer, timeouts: Timeouts | None = None) -> Exchange:
+    client = HttpClient(Target.parse(server.url), timeouts or Timeouts())
+    try:
+        return client.post(client.head("/v1/chat/completions", {"x-tenant-id": "acme"}), b"{}")
+    finally:
+        client.close()
+
+
+def test_the_role_event_is_not_the_first_token(serve: Serve) -> None:
+    """sgl-project/sglang#29251 (LT05)"""
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        time.sleep(0.15)
+        server.content("A")
+        server.end_stream()
+
+    got = ask(serve(script))
+    assert got.outcome is Outcome.COMPLETED
+    assert got.first_event is not None
+    assert got.first_token is not None
+    assert got.first_token - got.first_event >= 0.14
+
+
+def test_the_usage_event_neither_moves_the_first_token_nor_counts_as_a_gap(serve: Serve) -> None:
+    """sgl-project/genai-bench#44 (LT07)"""
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        for text in "AB":
+            server.content(text)
+            time.sleep(0.05)
+        server.usage(prompt_tokens=7, completion_tokens=2)
+        server.end_stream()
+
+    got = ask(serve(script))
+    assert got.usage is not None
+    assert got.usage.completion_tokens == 2
+    assert len(got.gaps_seconds) == 1
+    assert got.first_token is not None
+    assert got.end is not None
+    assert got.end - got.first_token >= 0.09
+
+
+def test_routing_headers_and_length_are_kept(serve: Serve) -> None:
+    """locustio/locust#3492 (LT11): the length is what the body had."""
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream(x_prefixwatch_worker="w1")
+        server.content("A")
+        server.end_stream()
+
+    got = ask(serve(script))
+    assert got.headers["x-prefixwatch-worker"] == "w1"
+    assert got.body_bytes == len(b'data: {"choices": [{"index": 0, "delta": {"content": "A"}}]}\n\ndata: [DONE]\n\n')
+
+
+def test_a_reset_in_midstream_is_a_failure_that_keeps_its_first_token(serve: Serve) -> None:
+    """locustio/locust#1472 (LT18)"""
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        server.content("B")
+        time.sleep(0.05)
+        server.reset()
+
+    got = ask(serve(script))
+    assert (got.outcome, got.error) == (Outcome.FAILED, "midstream_reset")
+    assert got.first_token is not None
+
+
+def test_the_end_of_the_connection_without_done_is_a_failure(serve: Serve) -> None:
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        server.close()
+
+    got = ask(serve(script))
+    assert (got.outcome, got.error) == (Outcome.FAILED, "eof_without_done")
+
+
+def test_a_whole_body_without_done_is_a_failure(serve: Serve) -> None:
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        server.send(b"0\r\n\r\n")
+
+    assert ask(serve(script)).error == "eof_without_done"
+
+
+def test_done_and_close_without_a_last_chunk_is_complete(serve: Serve) -> None:
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        server.event("[DONE]")
+        server.close()
+
+    assert ask(serve(script)).outcome is Outcome.COMPLETED
+
+
+def test_a_silent_stall_times_out(serve: Serve) -> None:
+    released = threading.Event()
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        released.wait(5)
+
+    got = ask(serve(script), SHORT)
+    released.set()
+    assert (got.outcome, got.error) == (Outcome.TIMED_OUT, "inter_token_stall")
+    assert got.first_token is not None
+
+
+def test_no_first_token_times_out_although_the_role_event_came(serve: Serve) -> None:
+    released = threading.Event()
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.event({"choices": [{"delta": {"role": "assistant"}}]})
+        released.wait(5)
+
+    got = ask(serve(script), SHORT)
+    released.set()
+    assert (got.outcome, got.error, got.first_token) == (Outcome.TIMED_OUT, "first_token", None)
+    assert got.end is not None
+    assert 0.2 <= got.end - got.sent < 1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "error"),
+    [
+        ("503 Service Unavailable", Outcome.REFUSED, "http_503: no room"),
+        ("429 Too Many Requests", Outcome.REFUSED, "http_429: no room"),
+        ("400 Bad Request", Outcome.FAILED, "http_400: no room"),
+        ("500 Oops", Outcome.FAILED, "http_500: no room"),
+    ],
+)
+def test_http_errors(serve: Serve, status: str, outcome: Outcome, error: str) -> None:
+    got = ask(serve(lambda server, request: server.answer(status, {"error": {"message": "no room"}})))
+    assert (got.outcome, got.error, got.status) == (outcome, error, int(status[:3]))
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(500, Outcome.FAILED), (503, Outcome.REFUSED)])
+def test_an_error_inside_200_is_no_answer(serve: Serve, code: int, outcome: Outcome) -> None:
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.event({"error": {"message": "boom", "code": code}})
+        server.end_stream()
+
+    got = ask(serve(script))
+    assert (got.outcome, got.error, got.status) == (outcome, "error_in_200: boom", 200)
+
+
+def test_an_answer_that_is_not_streamed_has_no_first_token(serve: Serve) -> None:
+    """kubernetes-sigs/inference-perf#150 (LT27)"""
+    body = {"choices": [{"message": {"content": "A"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+    got = ask(serve(lambda server, request: server.answer("200 OK", body)))
+    assert (got.outcome, got.first_token) == (Outcome.COMPLETED, None)
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == 3
+
+
+def test_a_character_cut_by_a_read_is_read_whole(serve: Serve) -> None:
+    """vllm-project/vllm#50868 (RT32)"""
+    event = 'data: {"choices":[{"delta":{"content":"🙂"}}]}\n\n'.encode()
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.chunk(event[:-10])
+        time.sleep(0.03)
+        server.chunk(event[-10:])
+        server.end_stream()
+
+    got = ask(serve(script))
+    assert (got.outcome, got.first_event_data) == (Outcome.COMPLETED, event[6:-2])
+
+
+def test_nobody_listens(serve: Serve) -> None:
+    server = serve(lambda server, request: None)
+    server.close()
+    got = ask(server)
+    assert (got.outcome, got.error) == (Outcome.FAILED, "connect_refused")
+
+
+def test_something_else_than_http_answers(serve: Serve) -> None:
+    got = ask(serve(lambda server, request: server.send(b"SSH-2.0-hello\r\n\r\n")))
+    assert got.outcome is Outcome.FAILED
+    assert got.error.startswith("bad_http")
+
+
+def quick(server: Connection, request: bytes) -> None:
+    server.start_stream()
+    server.content("A")
+    server.end_stream()
+
+
+def test_connections_are_kept_and_a_stale_one_is_replaced(serve: Serve) -> None:
+    asked = 0
+
+    def script(server: Connection, request: bytes) -> None:
+        nonlocal asked
+        asked += 1
+        quick(server, request)
+        if asked == 2:
+            server.close()
+
+    server = serve(script)
+    client = HttpClient(Target.parse(server.url), Timeouts())
+    head = client.head("/", {})
+    outcomes = []
+    for _ in range(3):
+        outcomes.append(client.post(head, b"{}").outcome)
+        gevent.sleep(0.02)
+    client.close()
+    assert outcomes == [Outcome.COMPLETED] * 3
+    assert server.connections == 2
+
+
+def test_concurrency_has_no_limit(serve: Serve) -> None:
+    """vllm-project/vllm#7241 (LT21): a pool of 100 would never let all of these run at once."""
+    together = threading.Barrier(130)
+
+    def script(server: Connection, request: bytes) -> None:
+        together.wait(10)
+        quick(server, request)
+
+    client = HttpClient(Target.parse(serve(script).url), Timeouts())
+    head = client.head("/", {})
+    asked = [gevent.spawn(client.post, head, b"{}") for _ in range(130)]
+    gevent.joinall(asked, timeout=10)
+    client.close()
+    assert [greenlet.value.outcome for greenlet in asked] == [Outcome.COMPLETED] * 130
+
+
+def test_cut_off_ends_what_is_running(serve: Serve) -> None:
+    released = threading.Event()
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        released.wait(5)
+
+    client = HttpClient(Target.parse(serve(script).url), Timeouts())
+    asked = gevent.spawn(client.post, client.head("/", {}), b"{}")
+    gevent.sleep(0.1)
+    client.cut_off()
+    got = asked.get(timeout=2)
+    released.set()
+    client.close()
+    assert got.outcome is Outcome.CUT_OFF
+    assert got.first_token is not None
+    assert got.end is not None
+
+
+@pytest.mark.parametrize(
+    ("url", "authority", "path"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", ""),
+        ("127.0.0.1:8000", "127.0.0.1:8000", ""),
+        ("http://h/v1/", "h:80", ""),
+        ("https://h/llm/v1", "h:443", "/llm"),
+        ("http://[::1]:9", "[::1]:9", ""),
+    ],
+)
+def test_targets(url: str, authority: str, path: str) -> None:
+    target = Target.parse(url)
+    assert (target.authority, target.path) == (authority, path)
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "http://", ""])
+def test_a_wrong_target_says_how_to_write_it(url: str) -> None:
+    with pytest.raises(ValueError, match="write it as http://host:port"):
+        Target.parse(url)

@@ -1,0 +1,147 @@
+"""The headless run as a process: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.records import Outcome, read_requests
+from tests.loadgen.conftest import Connection, FakeServer, Script
+
+Serve = Callable[[Script], FakeServer]
+
+SCENARIO = """\
+name: tiny
+duration_seconds: 1.5
+arrivals: {rate_per_second: 12}
+groups: {count: 2, shared_tokens: 64, unique_tokens: 8, output_tokens: 2}
+tenants: [{name: acme, salt: s1}, {name: globex}]
+prime: true
+"""
+
+
+def answer(server: Connection, sent: bytes) -> None:
+    server.start_stream()
+    server.content(" a")
+    server.content(" b")
+    server.usage(prompt_tokens=1, completion_tokens=2)
+    server.end_stream()
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(SCENARIO)
+    return file
+
+
+def write_config(folder: Path, **fields: Any) -> Path:
+    file = folder / "run-config.json"
+    file.write_text(json.dumps({"model": "tiny", "out": str(folder / "out"), **fields}))
+    return file
+
+
+def start(config: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "loadgen.run", "--config", str(config)]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
+
+
+def test_a_run_writes_its_log_and_its_check(serve: Serve, scenario: Path, model_dir: Path, tmp_path: Path) -> None:
+    server = serve(answer)
+    config = write_config(
+        tmp_path, target=server.url, scenario=str(scenario), model_dir=str(model_dir), nonce="n1", policy="p"
+    )
+    with start(config) as process:
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert {line["event"] for line in lines[:-1]} == {"progress"}
+    assert {"sent", "completed", "failed", "in_flight", "ttft_p50_ms", "ttft_p95_ms", "lag_max_ms"} <= set(lines[0])
+    records = read_requests(tmp_path / "out" / "requests.parquet")
+    assert [record.outcome for record in records] == [Outcome.COMPLETED] * len(records)
+    assert len(records) == len(server.requests)
+    assert [record.phase for record in records[:5]] == ["prime"] * 4 + ["measured"]
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert lines[-1] == {"event": "end", **run, "zero_unix_seconds": lines[-1]["zero_unix_seconds"]}
+    assert (run["nonce"], run["policy"], run["counts"]["completed"]) == ("n1", "p", len(records))
+
+
+def test_the_first_request_leaves_soon_after_the_start(
+    serve: Serve, scenario: Path, model_dir: Path, tmp_path: Path
+) -> None:
+    first = threading.Event()
+
+    def script(server: Connection, sent: bytes) -> None:
+        first.set()
+        answer(server, sent)
+
+    config = write_config(tmp_path, target=serve(script).url, scenario=str(scenario), model_dir=str(model_dir))
+    begun = time.monotonic()
+    with start(config) as process:
+        assert first.wait(20)
+        waited = time.monotonic() - begun
+        process.kill()
+    # The aim is 1.5 s on an idle machine; twice that leaves room for a busy one.
+    assert waited < 3.0
+
+
+def test_sigterm_ends_the_run_with_every_request_logged(
+    serve: Serve, scenario: Path, model_dir: Path, tmp_path: Path
+) -> None:
+    released = threading.Event()
+    running = threading.Event()
+
+    def script(server: Connection, sent: bytes) -> None:
+        if b'"max_tokens":1,' in sent:  # the prime phase
+            answer(server, sent)
+            return
+        server.start_stream()
+        server.content(" a")
+        running.set()
+        released.wait(20)
+
+    config = write_config(tmp_path, target=serve(script).url, scenario=str(scenario), model_dir=str(model_dir))
+    with start(config) as process:
+        assert running.wait(20)
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=20)
+    released.set()
+    assert process.returncode == 0
+    measured = [r for r in read_requests(tmp_path / "out" / "requests.parquet") if r.phase == "measured"]
+    assert {record.outcome for record in measured} == {Outcome.CUT_OFF}
+    assert measured[0].first_token_s is not None
+    assert measured[-1].sent_s is None
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run["reasons"] == ["the run was stopped before its end"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"target": "http://127.0.0.1:1"}, "nothing answers at http://127.0.0.1:1"),
+        ({"target": "ftp://x"}, "write it as http://host:port"),
+        ({"scenario": "shared-prefx"}, "did you mean 'shared-prefix'?"),
+        ({"model_dir": "no-such-folder"}, "no tokenizer.json in no-such-folder"),
+        ({"sede": 1}, "run-config.json: sede: Extra inputs are not permitted\nfields are target, scenario"),
+    ],
+)
+def test_wrong_input_ends_with_2_and_a_remedy(
+    serve: Serve, scenario: Path, model_dir: Path, tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    right = {"target": serve(answer).url, "scenario": str(scenario), "model_dir": str(model_dir)}
+    with start(write_config(tmp_path, **{**right, **wrong})) as process:
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (2, "")
+    assert message in errors
+    assert "Traceback" not in errors

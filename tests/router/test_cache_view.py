@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcache.blocks import block_hashes
+from kvcache.feed import WorkerFeed
+from kvcache.index import BlockIndex
+from router.cache_view import EventView, HistoryView
+from router.policy import RouteRequest
+
+BLOCK = 4
+
+
+def request(*blocks: int) -> RouteRequest:
+    """A prompt of whole blocks, each named by a number; equal openings have equal hashes."""
+    tokens = np.repeat(np.array(blocks, dtype=np.uint32), BLOCK)
+    return RouteRequest("r", len(tokens), tokens, block_hashes(tokens, BLOCK), BLOCK)
+
+
+def test_history_knows_the_shared_opening_of_what_it_routed() -> None:
+    view = HistoryView(capacity_blocks=100)
+    view.routed(request(1, 2, 3), "a")
+    view.routed(request(1, 9), "b")
+    assert view.depths(request(1, 2, 7)) == {"a": 2, "b": 1}
+    assert view.depths(request(8)) == {}
+
+
+def test_history_forgets_the_least_recent_tail_first() -> None:
+    view = HistoryView(capacity_blocks=4)
+    view.routed(request(1, 2), "a")
+    view.routed(request(3, 4), "a")
+    view.routed(request(1), "a")  # refreshes the head only
+    view.routed(request(5), "a")  # one block too many: the tail 2 goes
+    assert view.depths(request(1, 2)) == {"a": 1}
+    assert view.depths(request(3, 4)) == {"a": 2}
+    assert view.block_count("a") == 4
+
+
+def test_a_prompt_longer_than_the_history_keeps_its_head() -> None:
+    view = HistoryView(capacity_blocks=2)
+    view.routed(request(1, 2, 3), "a")
+    assert view.depths(request(1, 2, 3)) == {"a": 2}
+
+
+def test_a_removed_worker_is_forgotten_at_once() -> None:
+    """sgl-project/sglang#39822 (RT17)"""
+    view = HistoryView(capacity_blocks=4)
+    view.routed(request(1, 2), "a")
+    view.worker_removed("a")
+    assert view.depths(request(1, 2)) == {}
+    view.routed(request(1), "a")
+    assert view.depths(request(1, 2)) == {"a": 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=30), st.integers(1, 8))
+def test_history_never_holds_a_block_without_its_predecessors(prompts: list[list[int]], capacity: int) -> None:
+    view = HistoryView(capacity)
+    for prompt in prompts:
+        view.routed(request(*prompt), "a")
+        assert view.block_count("a") <= capacity
+    for prompt in prompts:
+        blocks = request(*prompt).blocks
+        assert view.depths(request(*prompt)) == view._index.depths_by_walk(blocks)
+
+
+def test_events_are_read_from_the_index_and_dropped_with_the_worker() -> None:
+    index = BlockIndex()
+    view = EventView(index, {"a": WorkerFeed("a", index, BLOCK)})
+    index.store("a", request(1, 2).blocks.tolist())
+    view.routed(request(1, 2, 3), "a")  # the engine will say itself what it stored
+    assert view.depths(request(1, 2, 3)) == {"a": 2}
+    assert view.block_count("a") == 2
+    view.worker_removed("a")
+    assert view.depths(request(1, 2, 3)) == {}
