@@ -78,6 +78,7 @@ class Client(asyncio.Protocol):
 async def one_round(url: str, rate: float, seconds: float, bodies: Iterator[bytes], samples: Samples) -> None:
     """Open loop: requests leave at an even rate, each on an idle connection or a new one."""
     address = urlsplit(url)
+    host, port = address.hostname or "", address.port or 80
     idle: list[Client] = []
     loop = asyncio.get_running_loop()
 
@@ -87,7 +88,7 @@ async def one_round(url: str, rate: float, seconds: float, bodies: Iterator[byte
         if idle:
             client = idle.pop()
         else:
-            _, client = await loop.create_connection(lambda: Client(samples), address.hostname, address.port)
+            _, client = await loop.create_connection(lambda: Client(samples), host, port)
         await client.ask(request)
         idle.append(client)
 
@@ -134,7 +135,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Samples]:
         model = Path(folder) / "model"
         make_tiny_model(model)
         engine, _ = stack.enter_context(_process("benchmarks/stamping_server.py", "--ttft-ms", "20", "--itl-ms", "10"))
-        targets = {DIRECT: (engine, None)}
+        targets: dict[str, tuple[str, psutil.Process | None]] = {DIRECT: (engine, None)}
         targets[BASELINE] = stack.enter_context(_process("benchmarks/passthrough.py", "--target", engine))
         for policy in POLICIES:
             file = Path(folder) / f"{policy}.json"

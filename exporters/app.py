@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from html import escape
 
@@ -169,9 +169,14 @@ async def running(config: ExporterConfig) -> AsyncIterator[Exporter]:
         await runner.cleanup()
 
 
-async def serve(config: ExporterConfig) -> None:
-    """Scrape and serve until cancelled. Raises ExporterError when the address can't be listened on."""
-    async with running(config):
+async def serve(config: ExporterConfig, ready: Callable[[str], None] | None = None) -> None:
+    """Scrape and serve until cancelled; `ready` is told the address once it is listened on.
+
+    Raises ExporterError when it can't be.
+    """
+    async with running(config) as exporter:
+        if ready:
+            ready(exporter.url)
         await asyncio.Event().wait()
 
 

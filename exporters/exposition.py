@@ -140,10 +140,13 @@ def _reread(memo: _Memo, lines: list[bytes]) -> bool:
     for slot, (line, before) in enumerate(zip(memo.pick(lines), known, strict=True)):
         if line == before:
             continue
-        key = keys[slot]
-        if not line.startswith(key):
+        rest = line.removeprefix(keys[slot])
+        if len(rest) == len(line):
             return False
-        value = _value(line[len(key) :])
+        try:
+            value: float | None = float(rest) if b"_" not in rest else _value(rest)
+        except ValueError:
+            value = _value(rest)
         if value is None:
             return False
         values[slot] = value

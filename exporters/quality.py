@@ -95,9 +95,9 @@ def raw_hit_ratio(store: SignalStore) -> float | None:
 
 
 def computed_hit_ratio(store: SignalStore) -> float | None:
-    """1 - tokens really computed / prompt tokens, over the requests that finished in the window."""
+    """1 - tokens really computed / prompt tokens, over the requests that finished in the window; at least 0."""
     computed, prompts = store.grown("finished_computed_tokens"), store.grown("finished_prompt_tokens")
-    return 1 - computed / prompts if computed is not None and prompts else None
+    return max(1 - computed / prompts, 0.0) if computed is not None and prompts else None
 
 
 def _merged(histograms: dict[str, list[Histogram]]) -> Histogram | None:

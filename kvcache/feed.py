@@ -77,6 +77,8 @@ class Applied:
     stored: list[int] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
     cleared: bool = False
+    replayed: bool = False
+    """Told again by the engine's replay: it happened earlier, perhaps before this subscriber joined."""
     replay: Replay | None = None
     timestamp: float | None = None
     """The engine's clock at the batch, in Unix seconds."""
@@ -148,7 +150,7 @@ class WorkerFeed:
         digest = xxh3_64_intdigest(payload)
         if self._seen.get(sequence) == digest:
             return Applied()
-        done = Applied()
+        done = Applied(replayed=replayed)
         done.replay = self._replay_needed(sequence, replayed, done)
         if done.replay is not None:
             return done

@@ -25,9 +25,8 @@ class BlockIndex:
         self._holders: dict[int, int] = {}
         self._held: dict[str, set[int]] = {}
         self._bit: dict[str, int] = {}
-        self._name: dict[int, str] = {}
+        self._name_at: list[str] = []  # by position of the bit; stale where no worker has it
         self._live = 0
-        self._bits_made = 0
         self._free_bits: list[int] = []
         self._dead: deque[tuple[int, set[int]]] = deque()
         self._unit: dict[str, int] = {}
@@ -98,7 +97,7 @@ class BlockIndex:
         count = len(blocks)
         if not count:
             return {}
-        alive = self._holders.get(int(blocks[0]), 0) & self._live
+        alive = self._holders.get(blocks.item(0), 0) & self._live
         found: dict[str, int] = {}
         low = 1  # every worker in `alive` holds at least `low` blocks
         while alive:
@@ -137,11 +136,11 @@ class BlockIndex:
         high = count + 1  # the first depth not reached by all; count + 1 is past the prompt
         while high - low > 1:
             middle = (low + high) // 2
-            if get(int(blocks[middle - 1]), 0) & alive == alive:
+            if get(blocks.item(middle - 1), 0) & alive == alive:
                 low = middle
             else:
                 high = middle
-        survivors = get(int(blocks[low]), 0) & alive if low < count else 0
+        survivors = get(blocks.item(low), 0) & alive if low < count else 0
         return low, survivors
 
     def _bit_of(self, worker: str) -> int:
@@ -150,16 +149,16 @@ class BlockIndex:
             if self._free_bits:
                 bit = self._free_bits.pop()
             else:
-                bit = 1 << self._bits_made
-                self._bits_made += 1
-            self._bit[worker], self._name[bit], self._held[worker] = bit, worker, set()
+                bit = 1 << len(self._name_at)
+                self._name_at.append(worker)
+            self._name_at[bit.bit_length() - 1] = worker
+            self._bit[worker], self._held[worker] = bit, set()
             self._live |= bit
         return bit
 
     def _retire_bit(self, worker: str) -> None:
         """Take the worker's bit out of every answer now, and out of the map piece by piece."""
         bit = self._bit.pop(worker)
-        del self._name[bit]
         self._live &= ~bit
         self._dead.append((bit, self._held.pop(worker)))
 
@@ -182,9 +181,12 @@ class BlockIndex:
             del self._holders[block]
 
     def _names(self, mask: int) -> list[str]:
+        name_at = self._name_at
+        if mask.bit_count() > 8:  # many workers: one pass over the digits is cheaper than taking bits off one by one
+            return [name for name, digit in zip(name_at, bin(mask)[:1:-1], strict=False) if digit == "1"]
         names = []
         while mask:
             bit = mask & -mask
-            names.append(self._name[bit])
+            names.append(name_at[bit.bit_length() - 1])
             mask ^= bit
         return names

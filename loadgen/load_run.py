@@ -22,7 +22,7 @@ from loadgen.plan import Plan
 from loadgen.planner import make_plan
 from loadgen.prompts import PromptWriter
 from loadgen.records import Outcome, RequestRecord, write_requests
-from loadgen.run_config import RunConfig
+from loadgen.run_config import RunConfig, RunConfigError
 from loadgen.scenario import Scenario, load_scenario
 
 LOOP_SAMPLE_SECONDS = 0.02
@@ -62,14 +62,16 @@ class LoadRun:
 
     @classmethod
     def prepare(cls, config: RunConfig) -> LoadRun:
-        """Read the scenario, plan all prompts, see that the target is there.
+        """Read the scenario, plan all prompts, see that the target is there and the output folder can be.
 
-        Raises ScenarioError, TokenizerError, PromptError, UnreachableError, or ValueError for a target that is no URL.
+        Raises ScenarioError, TokenizerError, PromptError, UnreachableError, RunConfigError, or ValueError for a
+        target that is no URL.
         """
         target = Target.parse(config.target)
         scenario = load_scenario(config.scenario)
         writer = PromptWriter(Tokenizer(config.model_dir))
         plan = make_plan(scenario, writer, seed=config.seed, nonce=config.nonce, model=config.model)
+        _make_folder(config.out)
         run = cls(config, scenario, plan, target)
         try:
             run._client.connect_once()
@@ -150,7 +152,6 @@ class LoadRun:
 
     def write(self, folder: Path) -> None:
         """Write `requests.parquet` and `run.json`."""
-        folder.mkdir(parents=True, exist_ok=True)
         write_requests(folder / "requests.parquet", self.records)
         (folder / "run.json").write_text(json.dumps(self.report(), indent=2) + "\n", encoding="utf-8")
 
@@ -164,6 +165,16 @@ class LoadRun:
             before = time.monotonic()
             gevent.sleep(LOOP_SAMPLE_SECONDS)
             self._loop_lag_seconds.append(max(0.0, time.monotonic() - before - LOOP_SAMPLE_SECONDS))
+
+
+def _make_folder(folder: Path | None) -> None:
+    """Now rather than after the run, when it would be lost."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunConfigError(f"can't write to {folder} ({error.strerror}): choose another folder for out") from error
 
 
 def raise_file_limit() -> None:

@@ -7,6 +7,7 @@ byte and carry the body's true length, *TTFT* rows end at the first token; both 
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
 from typing import Any, ClassVar
@@ -23,16 +24,22 @@ from loadgen.http_client import Exchange
 from loadgen.load_run import LoadRun, UnreachableError, raise_file_limit
 from loadgen.prompts import PromptError
 from loadgen.records import Outcome, RequestRecord
-from loadgen.run_config import RunConfig
+from loadgen.run_config import RunConfig, RunConfigError
 from loadgen.scenario import ScenarioError
 
-INPUT_ERRORS = (ScenarioError, TokenizerError, PromptError, UnreachableError, ValueError)
+INPUT_ERRORS = (ScenarioError, TokenizerError, PromptError, UnreachableError, RunConfigError, ValueError)
 """What `LoadRun.prepare` raises for input that has to be put right."""
+
+WRITE_SECONDS = 10.0
+"""How long a stopped test waits for the request log to be written."""
 
 
 def _exact_bucket(response_time: float) -> float:
-    """Locust's key for counting equal times: tenths of a millisecond, where its own keeps two digits."""
-    return round(response_time, 1)
+    """Locust's key for counting equal times: tenths of a millisecond, where its own keeps two digits.
+
+    Rounded down, so that no percentile passes the maximum.
+    """
+    return math.floor(response_time * 10.0) / 10.0
 
 
 # Locust's hooks carry no types.
@@ -53,23 +60,27 @@ class PlanUser(User):
     fixed_count = 1
     wait_time = constant(0)
     load_run: ClassVar[LoadRun | None] = None
-    """The prepared run that the next test sends."""
+    """The prepared run that this test sends."""
 
     @task
     def send_plan(self) -> None:
         run = PlanUser.load_run
-        if run is None:
-            return
-        PlanUser.load_run = None
-        report_to = LocustReporter(self.environment, run.scenario.name)
-        try:
-            run.send(report_to)
-        finally:
-            if run.config.out is not None:
-                run.write(run.config.out)
-            run.finished.set()
-        gevent.spawn(_end_test, self.environment)
+        if run is not None:
+            # In a greenlet of its own: Locust kills its users when a test is stopped, and then the log would be lost.
+            sender = gevent.spawn(_send_and_write, run, LocustReporter(self.environment, run.scenario.name))
+            sender.join()
+            gevent.spawn(_end_test, self.environment)
         gevent.sleep(float("inf"))
+
+
+def _send_and_write(run: LoadRun, reporter: LocustReporter) -> None:
+    try:
+        run.send(reporter)
+        if run.config.out is not None:
+            run.write(run.config.out)
+    finally:
+        PlanUser.load_run = None
+        run.finished.set()
 
 
 class LocustReporter:
@@ -151,6 +162,14 @@ def _prepare(environment: Environment, **_: Any) -> None:
         _refuse(environment, str(error))
 
 
+def _stop_run(environment: Environment, **_: Any) -> None:
+    """The test is stopped, by a person, a time limit or because the plan is sent: log what there is."""
+    run = PlanUser.load_run
+    if run is not None:
+        run.stop()
+        run.finished.wait(WRITE_SECONDS)
+
+
 def _refuse(environment: Environment, message: str) -> None:
     """Say what is wrong and end with exit code 2."""
     print(f"prefixwatch: {message}", file=sys.stderr, flush=True)
@@ -160,3 +179,4 @@ def _refuse(environment: Environment, message: str) -> None:
 
 _events.init_command_line_parser.add_listener(_add_arguments)
 _events.test_start.add_listener(_prepare)
+_events.test_stopping.add_listener(_stop_run)

@@ -21,7 +21,7 @@ from locust.env import Environment
 
 from loadgen.load_run import LoadRun, raise_file_limit
 from loadgen.locust_user import INPUT_ERRORS, PlanUser
-from loadgen.run_config import RunConfigError, load_run_config
+from loadgen.run_config import load_run_config
 
 PROGRESS_SECONDS = 1.0
 
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     raise_file_limit()
     try:
         run = LoadRun.prepare(load_run_config(options.config))
-    except (RunConfigError, *INPUT_ERRORS) as error:
+    except INPUT_ERRORS as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):

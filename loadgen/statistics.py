@@ -279,7 +279,9 @@ def _tally(a: Floats, b: Floats, blocks: Ints, count: int, statistic: Statistic)
     values, cells = values[known], np.concatenate([blocks, blocks + count])[known]
     if statistic.quantile is None:
         sums = np.bincount(cells, weights=values, minlength=2 * count)
-        return _MeanTally(sums, np.bincount(cells, minlength=2 * count).astype(np.float64))
+        return _MeanTally(
+            np.asarray(sums, dtype=np.float64), np.bincount(cells, minlength=2 * count).astype(np.float64)
+        )
     grid = _grid(values, statistic.quantile)
     position = np.minimum(np.searchsorted(grid, values), len(grid) - 1)
     histogram = np.bincount(position * 2 * count + cells, minlength=len(grid) * 2 * count)

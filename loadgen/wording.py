@@ -26,7 +26,11 @@ def signed(value: float | None) -> str:
 
 
 def percent(value: float | None, digits: int = 3) -> str:
-    return UNKNOWN if value is None else f"{number(value * 100, digits)} %"
+    """Rounded, but never up to a whole 100 % that wasn't reached."""
+    if value is None:
+        return UNKNOWN
+    text = number(value * 100, digits)
+    return f"{number(value * 100, 6) if text == '100' and value < 1 else text} %"
 
 
 def signed_percent(value: float | None) -> str:

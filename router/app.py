@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -34,8 +35,10 @@ from router.policies import make_policy
 from router.policy import Policy
 from router.prompt import CHAT, COMPLETIONS, PromptReader
 from router.proxy import Proxy
-from router.tracing import Tracing
 from router.upstream import forward_headers, upstream_session
+
+if TYPE_CHECKING:
+    from router.tracing import Tracing
 
 try:
     import uvloop
@@ -67,7 +70,7 @@ class Router:
 
     async def running(self, app: web.Application) -> AsyncIterator[None]:
         """The connections and background tasks, for as long as the server runs."""
-        tracing = Tracing(self.config.otlp_endpoint) if self.config.otlp_endpoint else None
+        tracing = _tracing(self.config.otlp_endpoint)
         async with upstream_session(self.config.timeouts) as self._session:
             self._proxy = Proxy(
                 self.config,
@@ -223,6 +226,8 @@ async def serve(config: RouterConfig, *, ready: Callable[[str], None] = lambda a
                 f"can't listen on {config.host}:{config.port}: {error.strerror}; "
                 "stop what runs there or choose another port (0 picks a free one)"
             ) from error
+        gc.collect()
+        gc.freeze()  # what was imported stays for good; walking it again would stop every stream for tens of ms
         ready(_address(runner, config))
         await asyncio.Event().wait()
     finally:
@@ -251,6 +256,14 @@ async def _until_signalled(config: RouterConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+
+
+def _tracing(endpoint: str | None) -> Tracing | None:
+    if endpoint is None:
+        return None
+    from router.tracing import Tracing  # noqa: PLC0415, without a collector the SDK isn't even loaded
+
+    return Tracing(endpoint)
 
 
 def _address(runner: web.AppRunner, config: RouterConfig) -> str:

@@ -148,6 +148,7 @@ class Proxy:
                 return self._failure(exchange, Outcome.TIMED_OUT, 504, f"no answer within {seconds:g} s")
             finally:
                 self._dispatcher.end(placement)
+                self._metrics.decided(exchange, self._policy_name)
         if not faults:
             return self._refuse(exchange, "no_workers", 503, "no engine is healthy; the router's /health says why")
         return self._failure(exchange, Outcome.FAILED, 502, "; then ".join(str(fault) for fault in faults))
@@ -156,7 +157,6 @@ class Proxy:
         self, exchange: Exchange, request: RouteRequest, tried: frozenset[str], faults: list[UpstreamFault]
     ) -> Placement:
         placement = exchange.placement = self._dispatcher.place(request, tried)
-        self._metrics.decided(exchange, self._policy_name)
         if faults:
             exchange.retries += 1
             self._metrics.retries.labels(faults[-1].fault.value).inc()

@@ -123,5 +123,5 @@ class AnswerWatch:
 def _engine_error(answer: _Answer) -> EngineError:
     fields = answer.error if isinstance(answer.error, dict) else {"message": answer.error or answer.message}
     code = fields.get("code", answer.code)
-    numeric = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdigit()) else None
+    numeric = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal()) else None
     return EngineError(str(fields.get("message") or "unnamed error"), numeric)

@@ -21,6 +21,7 @@ from engines import fleet
 from engines.fleet import EngineHandle
 from engines.process import free_port
 from engines.tiny_model import default_model_dir
+from kvcache.tokenizer import Tokenizer
 from loadgen.records import read_requests
 from loadgen.run_config import RunConfig
 from loadgen.scenario import Scenario, load_scenario
@@ -190,4 +191,6 @@ def _model_dir(options: BenchOptions) -> Path:
             "--target needs --model-dir: the folder with the served model's tokenizer.json and "
             "tokenizer_config.json, so that prompts have exact lengths"
         )
-    return options.model_dir or default_model_dir()
+    folder = options.model_dir or default_model_dir()
+    Tokenizer(folder)  # told here, rather than by every process that will need it
+    return folder

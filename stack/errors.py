@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from documents import DocumentError
 from engines.errors import EngineError
-from engines.process import ProcessFailed
 from exporters.errors import ExporterError
 from kvcache.tokenizer import TokenizerError
 from loadgen.scenario import ScenarioError
 from router.errors import RouterError
+from slo.document import SloError
+from stack.trace import TraceError
 
 
 class UsageError(Exception):
@@ -19,9 +20,10 @@ INPUT_ERRORS = (
     DocumentError,
     EngineError,
     ExporterError,
-    ProcessFailed,
     RouterError,
     ScenarioError,
+    SloError,
     TokenizerError,
+    TraceError,
     UsageError,
 )

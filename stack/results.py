@@ -73,7 +73,9 @@ def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict
     (folder / "config.yaml").write_text(
         yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), encoding="utf-8"
     )
-    write_report(folder / "report.html", summary, runs.records, runs.objectives, configuration)
+    write_report(
+        folder / "report.html", summary, runs.records, runs.objectives, configuration, block_size=runs.block_size
+    )
     console.print(console_table(summary))
     console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)

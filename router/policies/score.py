@@ -14,7 +14,7 @@
               would have to make room, at the price of what of it is wanted again; k_i the reported KV usage,
               need_i = (prompt + output − H_i) / kv_capacity_tokens. Left out where usage or capacity isn't known
     h_i     = hotspot_weight · max(0, share_i − hotspot_fair_shares / n) · L · c: share_i of the requests of the last
-              hotspot_window_seconds went here. Each worker is first given hotspot_prior_requests, so that a handful of
+              hotspot_window_seconds went here. Every worker is first given hotspot_prior_requests, so that a handful of
               requests makes no hotspot
 
 Defaults: prefill_tokens_per_second 8000, decode_ms_per_request 30, queue_patience 0.5, kv_capacity_tokens
@@ -28,11 +28,11 @@ Source: ours.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker
+from router.policy import Decision, Fleet, LoadReport, Needs, Policy, RouteRequest, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,40 +86,68 @@ class Score(Policy):
         self._recent_count.pop(worker, None)
 
     def _scores(self, request: RouteRequest, fleet: Fleet, depths: Mapping[str, int], deepest: int) -> dict[str, float]:
-        options, ms_per_token, workers = self.options, self._ms_per_token, fleet.workers
-        prompt, block, decode_ms = request.prompt_tokens, request.block_size, options.decode_ms_per_request
-        cold_ms = max(prompt, 1) * ms_per_token
-        queues_ms = [worker.prefill_tokens * ms_per_token + _in_flight(worker) * decode_ms for worker in workers]
-        patience_ms = options.queue_patience * cold_ms
+        workers, ms_per_token = fleet.workers, self._ms_per_token
+        cold_ms = max(request.prompt_tokens, 1) * ms_per_token
+        queues_ms = self._queues_ms(workers)
+        patience_ms = self.options.queue_patience * cold_ms
         queue_scale = patience_ms / (patience_ms + sum(queues_ms) / len(workers))
-        recent, prior = self._recent_count, options.hotspot_prior_requests
-        observed = sum(recent[worker.name] for worker in workers) + prior * len(workers)
-        share_ms = options.hotspot_weight * cold_ms / observed if observed else 0.0
-        fair_ms = options.hotspot_weight * cold_ms * options.hotspot_fair_shares / len(workers)
-        depth_of = depths.get
+        request_ms, free_ms = self._hotspot_ms(cold_ms, len(workers))
+        recent = self._recent_count.get
         scores = {}
         for worker, queue_ms in zip(workers, queues_ms, strict=True):
             name = worker.name
-            depth = depth_of(name, 0)
-            hit = min(depth * block, prompt) if depth else 0
-            score = hit * ms_per_token - queue_ms * queue_scale
-            hotspot = (recent[name] + prior) * share_ms - fair_ms
-            if hotspot > 0:
-                score -= hotspot
-            if options.transfer_tokens_per_second and depth < deepest:
-                pulled = min(deepest * block, prompt) - hit
-                score += max(0.0, pulled * (ms_per_token - 1000.0 / options.transfer_tokens_per_second))
-            if options.kv_capacity_tokens:
-                score -= self._memory_ms(worker, prompt + request.max_output_tokens - hit, options.kv_capacity_tokens)
-            scores[name] = score
+            hotspot_ms = recent(name, 0) * request_ms - free_ms
+            scores[name] = -queue_ms * queue_scale - (hotspot_ms if hotspot_ms > 0 else 0.0)
+        block, prompt = request.block_size, request.prompt_tokens
+        for name, depth in depths.items():
+            if name in scores:
+                hit = depth * block
+                scores[name] += (hit if hit < prompt else prompt) * ms_per_token
+        if self.options.transfer_tokens_per_second and deepest:
+            self._add_transfers(scores, request, depths, deepest)
+        if self.options.kv_capacity_tokens:
+            self._subtract_memory(scores, request, workers, depths)
         return scores
 
-    def _memory_ms(self, worker: Worker, needed_tokens: int, capacity_tokens: int) -> float:
-        usage = worker.report.kv_usage_ratio if worker.report else None
-        if usage is None:
-            return 0.0
-        over = usage + needed_tokens / capacity_tokens - self.options.kv_pressure_start_ratio
-        return max(0.0, over) * capacity_tokens * self.options.reuse_ratio * self._ms_per_token
+    def _queues_ms(self, workers: Sequence[Worker]) -> list[float]:
+        ms_per_token, decode_ms = self._ms_per_token, self.options.decode_ms_per_request
+        return [
+            worker.prefill_tokens * ms_per_token
+            + (worker.in_flight if worker.report is None else _in_flight(worker, worker.report)) * decode_ms
+            for worker in workers
+        ]
+
+    def _hotspot_ms(self, cold_ms: float, workers: int) -> tuple[float, float]:
+        """What each recent request adds to a worker's h_i, and how much of that is free."""
+        options = self.options
+        prior = options.hotspot_prior_requests
+        observed = len(self._recent) + prior * workers
+        request_ms = options.hotspot_weight * cold_ms / observed if observed else 0.0
+        return request_ms, options.hotspot_weight * cold_ms * options.hotspot_fair_shares / workers - prior * request_ms
+
+    def _add_transfers(
+        self, scores: dict[str, float], request: RouteRequest, depths: Mapping[str, int], deepest: int
+    ) -> None:
+        assert self.options.transfer_tokens_per_second is not None
+        gain_ms = self._ms_per_token - 1000.0 / self.options.transfer_tokens_per_second
+        best = min(deepest * request.block_size, request.prompt_tokens)
+        for name in scores:
+            hit = min(depths.get(name, 0) * request.block_size, request.prompt_tokens)
+            scores[name] += max(0.0, (best - hit) * gain_ms)
+
+    def _subtract_memory(
+        self, scores: dict[str, float], request: RouteRequest, workers: Sequence[Worker], depths: Mapping[str, int]
+    ) -> None:
+        options, capacity = self.options, self.options.kv_capacity_tokens
+        assert capacity is not None
+        for worker in workers:
+            usage = worker.report.kv_usage_ratio if worker.report else None
+            if usage is None:
+                continue
+            hit = min(depths.get(worker.name, 0) * request.block_size, request.prompt_tokens)
+            needed = (request.prompt_tokens + request.max_output_tokens - hit) / capacity
+            over = usage + needed - options.kv_pressure_start_ratio
+            scores[worker.name] -= max(0.0, over) * capacity * options.reuse_ratio * self._ms_per_token
 
     def _expire(self, now_seconds: float) -> None:
         recent, oldest = self._recent, now_seconds - self.options.hotspot_window_seconds
@@ -133,8 +161,5 @@ def _reason(depth: int, deepest: int) -> str:
     return "hit_deepest" if depth == deepest else "hit_sacrificed"
 
 
-def _in_flight(worker: Worker) -> int:
-    report = worker.report
-    if report is None:
-        return worker.in_flight
+def _in_flight(worker: Worker, report: LoadReport) -> int:
     return max(worker.in_flight, (report.running or 0) + (report.waiting or 0))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from exporters.kv_events import EvictionLedger, KvEventCounts
+import msgspec
+import zmq
+import zmq.asyncio
+
+from exporters.kv_events import EvictionLedger, KvEventCounts, KvEventWatcher
 from exporters.metrics_text import render
 from exporters.target import Target
 
@@ -57,3 +62,38 @@ def test_evictions_are_exported_when_known_and_absent_otherwise(make_target: Cal
     page = render([target])[0].decode()
     assert 'prefixwatch_kv_blocks_evicted_total{target="a"} 7.0' in page
     assert 'prefixwatch_kv_blocks_regretted_total{target="a"} 2.0' in page
+
+
+async def test_a_watcher_counts_what_an_engine_publishes() -> None:
+    """Blocks in the engine's own size: two stored, one evicted, and that one stored again."""
+    stored = {"type": "BlockStored", "parent_block_hash": None, "token_ids": list(range(64)), "block_size": 32}
+    batches = [
+        {**stored, "block_hashes": [b"a", b"b"]},
+        {"type": "BlockRemoved", "block_hashes": [b"b"]},
+        {**stored, "block_hashes": [b"b"], "parent_block_hash": b"a", "token_ids": list(range(32, 64))},
+    ]
+    publisher = zmq.asyncio.Context.instance().socket(zmq.XPUB)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    watcher = KvEventWatcher("a", f"tcp://127.0.0.1:{port}", None, block_size=32)
+    watcher.start()
+    try:
+        await asyncio.wait_for(publisher.recv(), 5)  # it has subscribed
+        for sequence, event in enumerate(batches):
+            payload = msgspec.msgpack.encode([0.0, [event], None])
+            await publisher.send_multipart([b"", sequence.to_bytes(8, "big"), payload])
+        for _ in range(500):
+            counts = watcher.counts()
+            if counts and counts.regretted_blocks:
+                break
+            await asyncio.sleep(0.01)
+    finally:
+        await watcher.stop()
+        publisher.close(linger=0)
+    assert counts is not None
+    assert (counts.evicted_blocks, counts.regretted_blocks, counts.resident_blocks) == (1, 1, 2)
+
+
+async def test_a_watcher_without_a_publisher_knows_nothing() -> None:
+    watcher = KvEventWatcher("a", "tcp://127.0.0.1:1", None, block_size=None)
+    assert watcher.counts() is None
+    assert "tcp://127.0.0.1:1" in watcher.why_unknown()

@@ -132,3 +132,18 @@ def test_client_chosen_model_names_are_bounded(feed: Feed) -> None:
     text = "".join(f'vllm:prefix_cache_queries_total{{model_name="nope-{i}"}} 1\n' for i in range(1000))
     totals = feed(text, label_limit=2).totals_by("prefix_query_tokens", "model")
     assert totals == {("nope-0",): 1.0, ("nope-1",): 1.0, ("other",): 998.0}
+
+
+@pytest.mark.parametrize("external_queries", [1000, 400])
+def test_the_external_caches_queries_are_never_added(feed: Feed, external_queries: int) -> None:
+    """vllm-project/vllm#30522 (EM02): 0.8 overall, whichever way the release counts external queries."""
+
+    def page(queries: int, hits: int, external_hits: int, external: int) -> str:
+        return (
+            f"vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n"
+            f"vllm:external_prefix_cache_hits_total {external_hits}\n"
+            f"vllm:external_prefix_cache_queries_total {external}\n"
+        )
+
+    numbers = derive_target(feed(page(0, 0, 0, 0), page(1000, 600, 200, external_queries)))
+    assert numbers.raw_hit_ratio == 0.8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporters.derive import NO_WINDOW, derive_target
@@ -34,6 +34,7 @@ def test_a_restart_of_one_engine_is_no_spike_in_the_sum() -> None:
     assert sums == sorted(sums)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=1, max_size=20))
 def test_totals_never_go_backwards(rows: list[list[float]]) -> None:
     bank = CounterBank()

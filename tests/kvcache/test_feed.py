@@ -274,6 +274,12 @@ def test_small_engine_blocks_are_joined_when_complete(wire: Any) -> None:
     assert bench.depth() == 1
 
 
+def test_a_joined_block_with_a_part_missing_is_not_credited(wire: Any) -> None:
+    bench = Bench(wire, block_size=64)
+    bench.send(bench.run(0, 2), wire.removed([100]))
+    assert bench.send(bench.run(2, 4)).stored == []
+
+
 def test_pages_of_one_token_are_joined(wire: Any) -> None:
     bench = Bench(wire)
     bench.send(bench.run(0, 40, block_size=1, extra_keys=[["tenantA"], *([None] * 39)]))

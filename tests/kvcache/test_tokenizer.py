@@ -72,6 +72,7 @@ KINDS = {
             AddedToken("<|mask|>", special=True, normalized=False, lstrip=True),
             AddedToken("<tool>", special=False, normalized=True),
             AddedToken("<|end|>>", special=False, normalized=False),
+            AddedToken("<|end|><|start|>", special=False, normalized=False),
         ],
     ),
 }

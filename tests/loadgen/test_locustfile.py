@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import csv
+import json
+import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,19 +32,13 @@ def run_locust(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     scenario = folder / "tiny.yaml"
     scenario.write_text(SCENARIO)
     command = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py", "--headless", "--only-summary"]
-    return subprocess.run(
-        [*command, "--scenario", str(scenario), *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command += ["--scenario", str(scenario), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
-def rows(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
-    with (folder / "x_stats.csv").open() as file:
-        return {(row["Type"], row["Name"]): row for row in csv.DictReader(file)}
+def entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Locust's statistics by request type."""
+    return {entry["method"]: entry for entry in json.loads((folder / "stats.json").read_text())}
 
 
 def test_headless_locust_sends_the_plan_and_shows_true_times_and_lengths(
@@ -52,45 +49,69 @@ def test_headless_locust_sends_the_plan_and_shows_true_times_and_lengths(
     def script(server: Connection, sent: bytes) -> None:
         server.start_stream()
         server.content(" a")
-        time.sleep(0.1)
+        time.sleep(0.2)
         server.content(" b")
         server.end_stream()
 
     server = serve(script)
-    done = run_locust(
-        tmp_path, "--host", server.url, "--model-dir", str(model_dir), "--out", str(tmp_path / "out"),
-        "--csv", str(tmp_path / "x"), "--policy", "p",
-    )  # fmt: skip
+    out = tmp_path / "out"
+    files = ["--out", str(out), "--json-file", str(tmp_path / "stats")]
+    done = run_locust(tmp_path, "--host", server.url, "--model-dir", str(model_dir), *files)
     assert done.returncode == 0, done.stderr
-    table = rows(tmp_path)
-    e2e, ttft, total = table["E2E", "tiny"], table["TTFT", "tiny"], table["", "Aggregated"]
-    assert int(e2e["Request Count"]) == int(ttft["Request Count"]) == len(server.requests)
-    assert total["Request Count"] == e2e["Request Count"]
-    assert float(e2e["Min Response Time"]) >= 100
-    assert float(ttft["Median Response Time"]) < 100
-    assert float(e2e["Average Content Size"]) > 100
-    records = read_requests(tmp_path / "out" / "requests.parquet")
+    stats = entries(tmp_path)
+    e2e, ttft = stats["E2E"], stats["TTFT"]
+    assert e2e["num_requests"] == ttft["num_requests"] == len(server.requests)
+    assert e2e["min_response_time"] >= 200
+    assert ttft["min_response_time"] < 200
+    records = read_requests(out / "requests.parquet")
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * len(server.requests)
+    body = sum(len(f'data: {{"choices": [{{"index": 0, "delta": {{"content": " {x}"}}}}]}}\n\n') for x in "ab")
+    assert e2e["total_content_length"] == len(records) * (body + len("data: [DONE]\n\n"))
 
 
-def test_failures_show_in_locusts_failures_and_percentiles_stay_below_the_maximum(
+def test_failures_are_locusts_failures_and_percentiles_are_not_binned(
     serve: Serve, model_dir: Path, tmp_path: Path
 ) -> None:
-    """locustio/locust#1563 (LT14): 149 ms would become 150 in Locust's own bins."""
+    """locustio/locust#1563 (LT14): 149 ms would become 150 in Locust's own bins, above the maximum."""
 
     def script(server: Connection, sent: bytes) -> None:
         time.sleep(0.146)
         server.answer("503 Busy", {"error": {"message": "no room"}})
 
-    done = run_locust(
-        tmp_path, "--host", serve(script).url, "--model-dir", str(model_dir), "--csv", str(tmp_path / "x")
-    )
+    done = run_locust(tmp_path, "--host", serve(script).url, "--model-dir", str(model_dir))
     assert done.returncode == 1  # Locust's own: there were failures
-    row = rows(tmp_path)["E2E", "tiny"]
-    assert row["Failure Count"] == row["Request Count"]
-    assert float(row["99%"]) <= float(row["Max Response Time"]) + 0.1
-    assert float(row["50%"]) % 10 != 0 or float(row["90%"]) % 10 != 0
-    assert "refused: http_503: no room" in (tmp_path / "x_failures.csv").read_text()
+    counts, percentiles = (table_rows(part) for part in done.stderr.split("Response time percentiles")[:2])
+    requests, failures, highest = (int(re.sub(r"\(.*", "", counts["E2E"][column])) for column in (0, 1, 4))
+    assert failures == requests
+    assert int(counts["Aggregated"][0]) == requests
+    times = [int(time) for time in percentiles["E2E"][:-1]]
+    assert any(time % 10 for time in times)
+    assert max(times) <= highest
+    assert "refused: http_503: no room" in done.stderr
+
+
+def table_rows(text: str) -> dict[str, list[str]]:
+    """Rows of Locust's tables by their first word, without it and without the request name."""
+    rows = (line.replace("|", " ").replace(" tiny ", " ").split() for line in text.splitlines())
+    return {row[0]: row[1:] for row in rows if row}
+
+
+def test_a_time_limit_logs_what_was_sent_and_what_was_not(serve: Serve, model_dir: Path, tmp_path: Path) -> None:
+    """locustio/locust#1407 (LT17): Locust kills its users at the end; the request log survives it."""
+    released = threading.Event()
+
+    def script(server: Connection, sent: bytes) -> None:
+        server.start_stream()
+        server.content(" a")
+        released.wait(20)
+
+    out = tmp_path / "out"
+    files = ["--model-dir", str(model_dir), "--out", str(out)]
+    run_locust(tmp_path, "--host", serve(script).url, *files, "--run-time", "1")
+    released.set()
+    records = read_requests(out / "requests.parquet")
+    assert {record.outcome for record in records} == {Outcome.CUT_OFF}
+    assert any(record.first_token_s is not None for record in records)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from router.app import ROUTER, Router, create_app
 from router.config import RouterConfig
 from router.policies import make_policy
 from router.policy import Policy
-from tests.router.fake_engine import FakeEngine
+from tests.router.fake_engine import FakeEngine, until
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
@@ -27,10 +26,11 @@ CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %
 class Client:
     """A client of the router under test."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, router: Router) -> None:
-        self.url = url
+    def __init__(self, runner: web.AppRunner, session: aiohttp.ClientSession, router: Router) -> None:
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self.session = session
         self.router = router
+        self.stop = runner.cleanup
 
     def chat(self, text: str = "hi", *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
         """A streamed chat request, unless the fields say otherwise."""
@@ -46,9 +46,7 @@ class Client:
 
     async def settled(self) -> None:
         """Nothing is in flight any more."""
-        async with asyncio.timeout(10):
-            while any(self.in_flight().values()):  # noqa: ASYNC110, the ledger has no event to wait for
-                await asyncio.sleep(0.005)
+        await until(lambda: not any(self.in_flight().values()))
 
 
 Start = Callable[..., Awaitable[Client]]
@@ -98,7 +96,7 @@ async def start(tokenizer: Tokenizer) -> AsyncIterator[Start]:
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        return Client(f"http://127.0.0.1:{runner.addresses[0][1]}", session, app[ROUTER])
+        return Client(runner, session, app[ROUTER])
 
     yield begin
     await session.close()

@@ -43,6 +43,13 @@ class Out:
         await self.end()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that nobody announces."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 Behaviour = Callable[[Out], Awaitable[None]]
 
 

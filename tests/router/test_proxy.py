@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from router.policies import make_policy
-from tests.router.fake_engine import DONE, ROLE, FakeEngine, Out, answer_ok, delta, never_answer, reset_at_once, usage
+from tests.router.fake_engine import (
+    DONE,
+    ROLE,
+    FakeEngine,
+    Out,
+    answer_ok,
+    delta,
+    never_answer,
+    reset_at_once,
+    until,
+    usage,
+)
 
 Engines = list[FakeEngine]
 Start = Any  # a coroutine function, see conftest.start
@@ -146,10 +157,9 @@ async def test_a_client_that_leaves_frees_the_engine(engines: Engines, start: St
     engines[0].behaviour = behaviour
     client = await start(engines[:1])
     asking = asyncio.ensure_future(_read_for_ever(client))
+    await until(lambda: engines[0].running == 1)
+    asking.cancel()
     async with asyncio.timeout(5):
-        while not engines[0].running:  # noqa: ASYNC110, nothing to await inside the engine
-            await asyncio.sleep(0.005)
-        asking.cancel()
         await engines[0].abandoned.acquire()
     await client.settled()
     assert client.value("requests_total", worker="a", model="tiny", outcome="disconnected") == 1
@@ -203,9 +213,7 @@ async def test_an_engine_that_comes_back_is_used_again(engines: Engines, start: 
     client = await start(engines, health={"interval_seconds": 60, "down_interval_seconds": 0.01})
     async with client.chat() as answer:
         await answer.read()
-    async with asyncio.timeout(5):
-        while client.value("worker_up", worker="a") != 1:
-            await asyncio.sleep(0.005)
+    await until(lambda: client.value("worker_up", worker="a") == 1)
 
 
 async def test_an_engine_that_dies_in_mid_stream_ends_it_with_an_error_event(engines: Engines, start: Start) -> None:
@@ -326,9 +334,7 @@ async def test_after_a_storm_of_aborts_every_gauge_is_back_at_zero(engines: Engi
         engine.behaviour = behaviour
         asking = [asyncio.ensure_future(ask(behaviour, client)) for _ in range(count)]
         if behaviour is never_answer:
-            async with asyncio.timeout(10):
-                while engine.running < count:  # noqa: ASYNC110, nothing to await inside the engine
-                    await asyncio.sleep(0.005)
+            await until(lambda: engine.running == 20)
             for task in asking:
                 task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -346,9 +352,7 @@ async def test_concurrent_cold_requests_split_evenly(engines: Engines, start: St
     for engine in engines:
         engine.behaviour = never_answer
     asking = [asyncio.ensure_future(_read_for_ever(client)) for _ in range(8)]
-    async with asyncio.timeout(5):
-        while sum(engine.running for engine in engines) < 8:  # noqa: ASYNC110, nothing to await inside the engine
-            await asyncio.sleep(0.005)
+    await until(lambda: sum(engine.running for engine in engines) == 8)
     assert client.in_flight() == {"a": 4, "b": 4}
     for task in asking:
         task.cancel()
@@ -369,12 +373,10 @@ async def test_150_streams_run_at_once(engines: Engines, start: Start) -> None:
         engine.behaviour = behaviour
     client = await start(engines)
     asking = [asyncio.ensure_future(_read_for_ever(client)) for _ in range(150)]
-    async with asyncio.timeout(20):
-        while sum(engine.running for engine in engines) < 150:  # noqa: ASYNC110, nothing to await inside the engine
-            await asyncio.sleep(0.01)
-        assert client.in_flight() == {"a": 75, "b": 75}
-        everyone.set()
-        await asyncio.gather(*asking)
+    await until(lambda: sum(engine.running for engine in engines) == 150)
+    assert client.in_flight() == {"a": 75, "b": 75}
+    everyone.set()
+    await asyncio.gather(*asking)
     await client.settled()
 
 

@@ -1,0 +1,52 @@
+"""`junit.xml`: one test case an objective and policy, for the test tab of a CI system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+
+from loadgen.grade import ObjectiveGrade
+from loadgen.summary import Summary, decided, judged_policies
+from loadgen.wording import percent
+
+
+def junit_tree(summary: Summary) -> Element:
+    """A suite a policy. A missed objective of a judged policy is a failure; an undecided one, an invalid run's, or
+    the baseline's is skipped, with the reason."""
+    root = Element("testsuites", name=f"prefixwatch {summary.scenario}")
+    judged = judged_policies(summary)
+    for policy, own in summary.policies.items():
+        suite = SubElement(root, "testsuite", name=policy)
+        for objective in own.objectives:
+            case = SubElement(suite, "testcase", classname=f"{summary.scenario}.{policy}", name=objective.name)
+            _add_result(case, summary, objective, judged=policy in judged)
+        isolation = SubElement(suite, "testcase", classname=f"{summary.scenario}.{policy}", name="isolation")
+        if own.isolation_violations:
+            SubElement(
+                isolation, "failure", message=f"{own.isolation_violations} requests reused another tenant's cache"
+            )
+        elif own.isolation_violations is None:
+            SubElement(isolation, "skipped", message="can't be told: no reuse is reported, or the caches were warm")
+        suite.set("tests", str(len(suite)))
+        for tag in ("failure", "skipped"):
+            suite.set("failures" if tag == "failure" else tag, str(len(suite.findall(f"testcase/{tag}"))))
+    return root
+
+
+def write_junit(path: Path, summary: Summary) -> None:
+    root = junit_tree(summary)
+    indent(root)
+    ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _add_result(case: Element, summary: Summary, objective: ObjectiveGrade, *, judged: bool) -> None:
+    found = f"{objective.rule}: measured {percent(objective.measured)}, {objective.good} of {objective.total}"
+    verdict = decided(objective)
+    if not summary.validity.valid:
+        SubElement(case, "skipped", message="the run is invalid: " + "; ".join(summary.validity.reasons))
+    elif verdict == "inconclusive":
+        SubElement(case, "skipped", message=f"too few requests to decide: {found}")
+    elif verdict == "fail" and not judged:
+        SubElement(case, "skipped", message=f"missed by the baseline, which isn't judged: {found}")
+    elif verdict == "fail":
+        SubElement(case, "failure", message=found)
