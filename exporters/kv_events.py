@@ -53,15 +53,15 @@ class EvictionLedger:
         self._evicted_at: OrderedDict[int, float] = OrderedDict()
 
     def apply(self, stored: Iterable[int], removed: Iterable[int], now_seconds: float) -> None:
-        """One batch of events, in block hashes; within a batch blocks are stored before they are removed."""
+        """One batch of events, in block hashes; vLLM makes room first, so a batch's removals come before its stores."""
         evicted_at = self._evicted_at
+        for block in removed:
+            self.evicted_blocks += 1
+            evicted_at[block] = now_seconds
         for block in stored:
             at = evicted_at.pop(block, None)
             if at is not None and now_seconds - at <= self._regret_seconds:
                 self.regretted_blocks += 1
-        for block in removed:
-            self.evicted_blocks += 1
-            evicted_at[block] = now_seconds
         while len(evicted_at) > self._remembered:
             evicted_at.popitem(last=False)
 
@@ -81,6 +81,7 @@ class KvEventWatcher:
         self._subscriber = KvEventSubscriber(
             target, endpoint, replay_endpoint, self._feed, bind="*" in endpoint, on_applied=self._on_applied
         )
+        self._since_unix_seconds = time.time()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -109,4 +110,6 @@ class KvEventWatcher:
     def _on_applied(self, applied: Applied) -> None:
         if applied.cleared:
             self._ledger.cleared()
-        self._ledger.apply(applied.stored, applied.removed, time.monotonic())
+        at = applied.timestamp or time.time()
+        if at >= self._since_unix_seconds:  # a replay also tells what happened before anybody counted
+            self._ledger.apply(applied.stored, applied.removed, at)

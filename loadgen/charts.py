@@ -49,6 +49,8 @@ def build_charts(
     columns: Mapping[str, Columns], objectives: Sequence[Objective], *, block_size: int, workers: int
 ) -> list[Chart]:
     """All charts that this run has data for, in the order to read them."""
+    if not columns:
+        return []
     thresholds = sorted({t for o in objectives for t in o.thresholds(RequestField.TTFT_SECONDS)})
     charts = [
         _ttft_distribution(columns, thresholds, block_size),

@@ -42,6 +42,7 @@ class LoadRun:
         self.config = config
         self.scenario = scenario
         self.plan = plan
+        self.started = False
         self.finished = Event()
         """Set when everything has been sent, answered and, if `out` is given, written."""
         self._ttft_seconds: list[float] = []
@@ -84,6 +85,7 @@ class LoadRun:
 
     def send(self, listener: EndListener) -> None:
         """Send the plan; `listener` hears of every ended request, when it ends."""
+        self.started = True
         self._listener = listener
         # What exists by now lives to the end: a collector that walks it would only delay stamps.
         gc.collect()

@@ -165,7 +165,7 @@ def _prepare(environment: Environment, **_: Any) -> None:
 def _stop_run(environment: Environment, **_: Any) -> None:
     """The test is stopped, by a person, a time limit or because the plan is sent: log what there is."""
     run = PlanUser.load_run
-    if run is not None:
+    if run is not None and run.started:
         run.stop()
         run.finished.wait(WRITE_SECONDS)
 

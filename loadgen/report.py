@@ -59,7 +59,7 @@ def render_report(
         sentences=[*sentences, verdict.partition(" – ")[2]],
         leaderboard_header=LEADERBOARD,
         leaderboard=[leaderboard_row(name, own) for name, own in summary.policies.items()],
-        comparison=[_comparison_row(c) for c in summary.comparison],
+        comparison=_comparison_rows(summary),
         objectives=[
             _objective_row(name, objective) for name, own in summary.policies.items() for objective in own.objectives
         ],
@@ -124,29 +124,36 @@ def leaderboard_row(policy: str, own: PolicyGrade) -> list[str]:
     ]
 
 
-def _comparison_row(found: Comparison) -> dict[str, str]:
+def _comparison_rows(summary: Summary) -> dict[str, list[dict[str, Any]]]:
+    """The comparisons with the baseline, by policy."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for found in summary.comparison:
+        rows.setdefault(found.a, []).append(_comparison_row(found))
+    return rows
+
+
+def _comparison_row(found: Comparison) -> dict[str, Any]:
     metric = METRIC_BY_NAME[found.metric]
     return {
-        "policies": f"{found.a} vs {found.b}",
         "metric": f"{metric.title}{', ' + metric.unit if metric.unit else ''}",
+        "pairs": found.pairs,
         "b": wording.number(found.b_value),
         "a": wording.number(found.a_value),
         "difference": wording.signed(found.difference),
         "relative": wording.signed_percent(found.relative),
         "ci95": wording.interval(found.ci95),
-        "p": wording.number(found.p_adjusted, 2) if found.p_adjusted != 0 else "0",
+        "p": wording.number(found.p_adjusted, 2),
         "effect": wording.effect(found),
     }
 
 
 def _objective_row(policy: str, objective: ObjectiveGrade) -> dict[str, str]:
-    low_high = "–" if objective.ci95 is None else "…".join(wording.percent(limit) for limit in objective.ci95)
     return {
         "policy": policy,
         "name": objective.name,
         "rule": objective.rule,
         "measured": wording.percent(objective.measured),
-        "ci95": low_high,
+        "ci95": wording.percent_interval(objective.ci95),
         "good": f"{objective.good:,} of {objective.total:,}",
         "excluded": f"{objective.excluded:,}",
         "result": {"pass": "met", "fail": "missed", "inconclusive": "undecided"}[decided(objective)],

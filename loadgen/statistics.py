@@ -155,11 +155,12 @@ def compare_paired(
     rng = np.random.default_rng(seed)
     drawn = _draw_blocks(rng, _repeat_of_blocks(repeats, blocks, count), resamples)
     none = np.zeros_like(drawn)
-    ci95 = _limits(tally.differences(np.hstack([drawn, none]), np.hstack([none, drawn])), count)
+    hair = 1e-12 * max(abs(at_a), abs(at_b))  # what rounding makes of equal figures
+    resampled = tally.differences(np.hstack([drawn, none]), np.hstack([none, drawn]))
+    ci95 = _limits(np.where(np.abs(resampled) <= hair, 0.0, resampled), count)
     keep = rng.integers(0, 2, size=(resamples, count)).astype(np.float64)
     flipped = tally.differences(np.hstack([keep, 1 - keep]), np.hstack([1 - keep, keep]))
-    # Rounding may split equal differences, so a hair's breadth counts as "at least as much".
-    extreme = np.abs(flipped) >= abs(observed) * (1 - 1e-9) - 1e-12
+    extreme = np.abs(flipped) >= abs(observed) - hair
     p_value = (1 + int(extreme.sum())) / (1 + resamples)
     return Difference(at_a, at_b, observed, ci95, p_value, pairs, count)
 

@@ -25,7 +25,7 @@ from slo.objective import Objective
 
 SCHEMA_FILE = Path(__file__).with_name("summary.schema.json")
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
-HEADLINE_METRICS = ("ttft_p95_ms", "hit_tokens_mean", "goodput_rps")
+HEADLINE_METRICS = ("ttft_p95_ms", "ttft_p50_ms", "hit_tokens_mean", "goodput_rps")
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 

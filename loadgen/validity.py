@@ -31,6 +31,8 @@ def invalid_reasons(
 ) -> list[str]:
     """Why this run says nothing; empty for a valid one."""
     reasons = list(_plan_reasons(columns))
+    if objectives or len(columns) > 1:  # one policy with nothing to decide needs no power
+        reasons += _power_reasons(columns)
     for policy, own in columns.items():
         found = [*_lag_reasons(own, objectives), *_token_reasons(own)]
         if not warm:
@@ -62,10 +64,16 @@ def _plan_reasons(columns: Mapping[str, Columns]) -> Iterator[str]:
     }
     everything = set().union(*positions.values())
     for policy, own in positions.items():
-        if len(own) < MIN_REQUESTS:
-            yield f"{policy}: too few requests ({len(own)}, at least {MIN_REQUESTS} needed): run longer or more repeats"
+        if len(own) and np.isnan(columns[policy].lag).all():
+            yield f"{policy}: not one request was sent"
         if missing := len(everything - own):
             yield f"{policy}: {missing} requests of the plan are not in its log: run all policies on one plan"
+
+
+def _power_reasons(columns: Mapping[str, Columns]) -> Iterator[str]:
+    for policy, own in columns.items():
+        if len(own) < MIN_REQUESTS:
+            yield f"{policy}: too few requests ({len(own)}, at least {MIN_REQUESTS} needed): run longer or more repeats"
 
 
 def _lag_reasons(own: Columns, objectives: Sequence[Objective]) -> Iterator[str]:

@@ -41,6 +41,10 @@ def interval(limits: tuple[float, float] | None) -> str:
     return UNKNOWN if limits is None else f"{signed(limits[0])}…{signed(limits[1])}"
 
 
+def percent_interval(limits: tuple[float, float] | None) -> str:
+    return UNKNOWN if limits is None else f"{number(limits[0] * 100)}…{number(limits[1] * 100)} %"
+
+
 def change(comparison: Comparison, *, verdict: bool = True) -> str:
     """One metric's change as a clause: `TTFT p95 412 → 187 ms (−54.6 %, −225 ms, 95 % CI −260…−190)`.
 

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -46,6 +47,9 @@ try:
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 except ImportError:  # not on Windows
     new_event_loop = asyncio.new_event_loop
+
+
+_OPEN_FILES = 65_536
 
 
 class Router:
@@ -214,6 +218,7 @@ async def serve(config: RouterConfig, *, ready: Callable[[str], None] = lambda a
     except (ValueError, TokenizerError) as error:
         raise RouterError(str(error)) from error
     app = create_app(config, policy=policy, tokenizer=tokenizer)
+    _raise_file_limit()
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
     await runner.setup()
     try:
@@ -256,6 +261,14 @@ async def _until_signalled(config: RouterConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+
+
+def _raise_file_limit() -> None:
+    """Each stream takes two sockets; the usual soft limits (256 on macOS, 1,024) would cap the fleet."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _tracing(endpoint: str | None) -> Tracing | None:

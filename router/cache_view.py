@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from kvcache.feed import WorkerFeed
 from kvcache.index import BlockIndex
-from router.policy import RouteRequest
+from router.policy import RouteRequest, ViewSource
 
 
 class CacheView(Protocol):
     """Believed cache content."""
+
+    source: ClassVar[ViewSource]
 
     def depths(self, request: RouteRequest) -> Mapping[str, int]:
         """Leading blocks of the request by worker; workers that hold none are left out."""
@@ -38,6 +40,8 @@ class CacheView(Protocol):
 class NoView:
     """For policies that place without looking."""
 
+    source: ClassVar[ViewSource] = "history"
+
     def depths(self, request: RouteRequest) -> Mapping[str, int]:
         return {}
 
@@ -57,6 +61,8 @@ class HistoryView:
     A prompt is touched tail first, so a block is never more recent than its predecessor and eviction takes
     tails before heads, as engines do: a worker's remembered blocks stay closed under "prefix of".
     """
+
+    source: ClassVar[ViewSource] = "history"
 
     def __init__(self, capacity_blocks: int) -> None:
         if capacity_blocks < 1:
@@ -89,6 +95,8 @@ class HistoryView:
 
 class EventView:
     """The engines' own account: an index that these feeds, one a worker, keep up to date."""
+
+    source: ClassVar[ViewSource] = "events"
 
     def __init__(self, index: BlockIndex, feeds: Mapping[str, WorkerFeed]) -> None:
         self._index = index

@@ -52,7 +52,7 @@ class Dispatcher:
             raise NoWorkers
         look = _TimedLookup(self._view, self._clock)
         begun = self._clock()
-        decision = self.policy.choose(request, Fleet(workers, look, begun))
+        decision = self.policy.choose(request, Fleet(workers, look, begun, self._view.source))
         choose_seconds = self._clock() - begun - look.seconds
         if look.depths is None and len(request.blocks):
             look(request)

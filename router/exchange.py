@@ -42,9 +42,14 @@ class Exchange:
     watch: AnswerWatch = field(default_factory=AnswerWatch)
     first_content_at: float | None = None
     ended_at: float | None = None
-    outcome: Outcome = Outcome.DISCONNECTED
-    """What it is until something else is known: a handler that is cancelled gets no further."""
+    outcome: Outcome = Outcome.FAILED
+    """A failure until something else is known."""
     error: str = ""
+
+    def client_left(self) -> None:
+        """The client is gone; one that leaves on `[DONE]`, before the stream's very end, has its answer."""
+        complete = self.watch.done and self.watch.error is None
+        self.outcome = Outcome.COMPLETED if complete else Outcome.DISCONNECTED
 
     @property
     def operation(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,6 +31,15 @@ class Fault(StrEnum):
     """It answered, but with a server error."""
     SLOW = "slow"
     """No answer in time."""
+    OURS = "out_of_files"
+    """Not the worker's: this process may open no more files."""
+
+
+def connect_fault(error: aiohttp.ClientConnectorError) -> Fault:
+    """Whose fault it is that a connection couldn't be made."""
+    if error.os_error.errno in (errno.EMFILE, errno.ENFILE):
+        return Fault.OURS
+    return Fault.REFUSED if error.os_error.errno == errno.ECONNREFUSED else Fault.RESET
 
 
 @dataclass(slots=True)
@@ -79,6 +89,8 @@ class HealthMonitor:
 
     def failed(self, name: str, fault: Fault, reason: str) -> None:
         """A request or probe failed: the worker is out at once, and probed without delay."""
+        if fault is Fault.OURS:
+            return
         state = self.states[name]
         state.faults += 1
         if state.up:
@@ -105,7 +117,7 @@ class HealthMonitor:
         except TimeoutError:
             self.slow(name)
         except aiohttp.ClientConnectorError as error:
-            self.failed(name, Fault.REFUSED, f"can't connect: {error.os_error.strerror or error}")
+            self.failed(name, connect_fault(error), f"can't connect: {error.os_error.strerror or error}")
         except aiohttp.ClientError as error:
             self.failed(name, Fault.RESET, f"/health failed: {error}")
         else:

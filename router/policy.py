@@ -11,12 +11,14 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from kvcache.blocks import Hashes, Tokens
+
+ViewSource = Literal["history", "events"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Fleet:
     workers: Sequence[Worker]
     lookup: Callable[[RouteRequest], Mapping[str, int]]
     now_seconds: float
+    view: ViewSource = "history"
+    """What the lookup knows from: the router's own routing history, or the engines' KV events."""
 
     def hit_blocks(self, request: RouteRequest) -> Mapping[str, int]:
         return self.lookup(request)

@@ -94,8 +94,8 @@ class Proxy:
                 span = self._tracing.begin(exchange, request.headers)
                 headers.update(self._tracing.headers(span))
             return await self._serve(request, exchange, exchange.prompt, headers)
-        except ConnectionResetError:
-            exchange.outcome = Outcome.DISCONNECTED
+        except asyncio.CancelledError:
+            exchange.client_left()
             raise
         finally:
             exchange.ended_at = perf_counter()

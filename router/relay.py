@@ -33,18 +33,30 @@ class Relay:
         return web.Response(status=status, body=opening.first, headers=self._headers(exchange, opening))
 
     async def stream(self, request: web.Request, exchange: Exchange, opening: Opening) -> web.StreamResponse:
-        """An event stream; one that breaks off ends with an error event. Raises ConnectionResetError when the client
-        is gone.
-        """
+        """An event stream; one that breaks off ends with an error event."""
         response = web.StreamResponse(status=opening.response.status, headers=self._headers(exchange, opening))
         response.headers["X-Accel-Buffering"] = "no"
-        await response.prepare(request)
+        try:
+            await response.prepare(request)
+            await self._pass_on(request, exchange, opening, response)
+            if exchange.error and not exchange.watch.done:
+                await response.write(_closing_event(exchange))
+            await response.write_eof()
+        except ConnectionResetError:
+            exchange.client_left()
+        return response
+
+    async def _pass_on(
+        self, request: web.Request, exchange: Exchange, opening: Opening, response: web.StreamResponse
+    ) -> None:
+        """Everything the engine sends, and what became of it. Raises ConnectionResetError when the client is gone."""
         try:
             async with asyncio.timeout(self._inter_token_seconds) as deadline:
                 await self._pump(exchange, opening, response, deadline)
             self._judge(exchange)
         except TimeoutError:
             if _client_is_stuck(request):
+                _hang_up(request)
                 raise ConnectionResetError("the client stopped reading") from None
             exchange.outcome = Outcome.TIMED_OUT
             exchange.error = f"no further token within {self._inter_token_seconds:g} s"
@@ -52,10 +64,6 @@ class Relay:
             raise
         except aiohttp.ClientError as error:
             exchange.outcome, exchange.error = Outcome.FAILED, f"the engine's stream broke off: {error}"
-        if exchange.error and not exchange.watch.done:
-            await response.write(_closing_event(exchange))
-        await response.write_eof()
-        return response
 
     async def _pump(
         self, exchange: Exchange, opening: Opening, response: web.StreamResponse, deadline: asyncio.Timeout
@@ -97,6 +105,12 @@ def _closing_event(exchange: Exchange) -> bytes:
     status = 504 if exchange.outcome is Outcome.TIMED_OUT else 502
     event = error_event(exchange.error, f"router_{exchange.outcome.value}", status)
     return b"\n\n" + event if exchange.watch.inside_event else event
+
+
+def _hang_up(request: web.Request) -> None:
+    """Drop what can't be delivered; an orderly close would wait for the client to take it."""
+    if isinstance(request.transport, asyncio.WriteTransport):
+        request.transport.abort()
 
 
 def _client_is_stuck(request: web.Request) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from router.config import TimeoutsConfig
-from router.health import Fault
+from router.health import Fault, connect_fault
 
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -74,8 +73,7 @@ async def opened(
         except aiohttp.ConnectionTimeoutError as error:
             raise UpstreamFault(Fault.SLOW, "connecting timed out") from error
         except aiohttp.ClientConnectorError as error:
-            refused = error.os_error.errno == errno.ECONNREFUSED
-            raise UpstreamFault(Fault.REFUSED if refused else Fault.RESET, f"can't connect: {error}") from error
+            raise UpstreamFault(connect_fault(error), f"can't connect: {error}") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise UpstreamFault(Fault.RESET, f"the connection broke: {error}") from error
         if streamed and not first:

@@ -52,8 +52,7 @@ def run_exporter(
             targets, kv_events, listen=listen, interval_seconds=interval_seconds
         )
     if not once:
-        console.print(f"exporter on http://{settings.listen}")
-        _run(exporters.app.serve(settings))
+        _run(exporters.app.serve(settings, ready=lambda address: console.print(f"exporter ready on {address}")))
         return
     text, failed = asyncio.run(exporters.app.once(settings))
     sys.stdout.write(text)

@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from engines.model import (
     BlockEvicted,
@@ -35,7 +35,7 @@ from loadgen.records import Outcome, RequestRecord
 from router.cache_view import CacheView, HistoryView, NoView
 from router.ledger import Ledger, Ticket
 from router.policies import make_policy
-from router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest
+from router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest, ViewSource
 from stack.synthetic import infinite_cache_tokens
 from stack.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
 
@@ -88,6 +88,8 @@ class SimulationResult:
 
 class _EngineView:
     """What the engines themselves say they hold, without delay."""
+
+    source: ClassVar[ViewSource] = "events"
 
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
@@ -222,7 +224,7 @@ class FleetSimulation:
             tenant=request.tenant,
             session=request.session,
         )
-        decision = policy.choose(route, Fleet(self._workers, self._view.depths, now_s))
+        decision = policy.choose(route, Fleet(self._workers, self._view.depths, now_s, self._view.source))
         record.worker, record.reason = decision.worker, decision.reason
         predicted = min(decision.hit_blocks * size, request.prompt_tokens)
         record.predicted_tokens = predicted if policy.needs.cache_view else None

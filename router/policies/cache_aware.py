@@ -45,7 +45,8 @@ class CacheAwareOptions:
     """A threshold left None is filled in from the set that `defaults` names."""
 
     defaults: Literal["cli", "struct"] = "cli"
-    index: Literal["history", "events"] = "history"
+    index: Literal["auto", "history", "events"] = "auto"
+    """`auto`: whichever of the two feeds the cache view."""
     cache_threshold: float | None = None
     balance_abs_threshold: float | None = None
     balance_rel_threshold: float | None = None
@@ -79,7 +80,7 @@ class CacheAware(Policy):
         deepest = max((depths.get(worker.name, 0) for worker in workers), default=0) if depths else 0
         if not deepest:
             return Decision(self._least(workers).name, "miss_least_load")
-        if not self._counts_as_match(deepest, request):
+        if not self._counts_as_match(deepest, request, fleet):
             chosen = self._least(workers)
             return Decision(chosen.name, "below_threshold", depths.get(chosen.name, 0), depths)
         owner = self._owner(workers, depths, deepest, request)
@@ -88,8 +89,9 @@ class CacheAware(Policy):
             return Decision(chosen.name, "spill_overloaded", depths.get(chosen.name, 0), depths)
         return Decision(owner.name, "cache_hit", depths[owner.name], depths)
 
-    def _counts_as_match(self, depth: int, request: RouteRequest) -> bool:
-        if self.options.index == "events":
+    def _counts_as_match(self, depth: int, request: RouteRequest, fleet: Fleet) -> bool:
+        index = fleet.view if self.options.index == "auto" else self.options.index
+        if index == "events":
             return True
         assert self.options.cache_threshold is not None
         matched = min(depth * request.block_size, request.prompt_tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import subprocess
 from collections.abc import Callable
 
@@ -172,7 +171,6 @@ def test_our_own_page_is_not_a_router(make_target: MakeTarget) -> None:
 
 
 @pytest.mark.prometheus
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_no_fault_in_the_metrics(make_target: MakeTarget) -> None:
     router = RouterPage()
     for family in (router.ttft.labels("hit"), router.ttft.labels("miss"), router.decision.labels("total")):

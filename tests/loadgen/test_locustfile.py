@@ -107,7 +107,7 @@ def test_a_time_limit_logs_what_was_sent_and_what_was_not(serve: Serve, model_di
 
     out = tmp_path / "out"
     files = ["--model-dir", str(model_dir), "--out", str(out)]
-    run_locust(tmp_path, "--host", serve(script).url, *files, "--run-time", "1")
+    run_locust(tmp_path, "--host", serve(script).url, *files, "--run-time", "5")
     released.set()
     records = read_requests(out / "requests.parquet")
     assert {record.outcome for record in records} == {Outcome.CUT_OFF}

@@ -165,6 +165,20 @@ async def test_a_client_that_leaves_frees_the_engine(engines: Engines, start: St
     assert client.value("requests_total", worker="a", model="tiny", outcome="disconnected") == 1
 
 
+async def test_a_client_that_leaves_on_done_has_its_answer(engines: Engines, start: Start) -> None:
+    async def behaviour(out: Out) -> None:
+        await out.head()
+        await out.chunk(delta("x") + DONE)
+        await never_answer(out)
+
+    engines[0].behaviour = behaviour
+    client = await start(engines[:1])
+    async with client.chat() as answer:
+        await answer.content.readany()
+    await client.settled()
+    assert client.value("requests_total", worker="a", model="tiny", outcome="completed") == 1
+
+
 async def _read_for_ever(client: Any) -> None:
     async with client.chat() as answer:
         await answer.read()
@@ -259,6 +273,22 @@ async def test_a_stream_that_falls_silent_times_out(engines: Engines, start: Sta
         assert events(await answer.read())[-1]["error"]["type"] == "router_timed_out"
     async with asyncio.timeout(5):
         await engines[0].abandoned.acquire()
+
+
+async def test_a_client_that_stops_reading_is_let_go_and_not_blamed_on_the_engine(
+    engines: Engines, start: Start
+) -> None:
+    async def behaviour(out: Out) -> None:
+        await out.head()
+        while True:
+            await out.chunk(delta("x" * 100_000))
+
+    engines[0].behaviour = behaviour
+    client = await start(engines[:1], timeouts={"inter_token_seconds": 0.2})
+    async with asyncio.timeout(10), client.chat() as answer:
+        await until(lambda: client.in_flight() == {"a": 0})
+        answer.close()
+    assert client.value("requests_total", worker="a", model="tiny", outcome="disconnected") == 1
 
 
 async def test_no_first_byte_in_time_is_a_504(engines: Engines, start: Start) -> None:

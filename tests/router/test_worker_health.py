@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import errno
+
+import aiohttp
+from aiohttp.client_reqrep import ConnectionKey
+
 from router.config import HealthConfig, WorkerConfig
-from router.health import Fault, HealthMonitor
+from router.health import Fault, HealthMonitor, connect_fault
 
 
 class Watched:
@@ -56,3 +61,14 @@ def test_one_slow_probe_is_forgiven_and_two_are_not() -> None:
 
 def test_the_base_address_is_taken_with_or_without_v1() -> None:
     assert WorkerConfig(name="a", url="http://engine:8000/v1/").url == "http://engine:8000"
+
+
+def test_running_out_of_file_descriptors_is_not_the_workers_fault() -> None:
+    """A router at its limit must not empty its own fleet."""
+    watched = Watched()
+    watched.monitor.passed("a")
+    key = ConnectionKey("engine", 80, False, True, None, None, None)
+    error = aiohttp.ClientConnectorError(key, OSError(errno.EMFILE, "Too many open files"))
+    watched.monitor.failed("a", connect_fault(error), str(error))
+    assert watched.monitor.is_up("a")
+    assert watched.told == ["a up"]

@@ -99,11 +99,12 @@ def test_the_difference_is_that_of_the_exact_percentiles() -> None:
 
 def test_no_difference_at_all_is_certain_to_be_none() -> None:
     """Hit tokens of traffic without shared prefixes: all zero on both sides."""
-    zeros = np.zeros(200)
+    for constant in (0.0, 0.1):
+        same = np.full(200, constant)
 
-    found = compare_paired(zeros, zeros, np.zeros(200, dtype=np.int64), MEAN)
+        found = compare_paired(same, same, np.zeros(200, dtype=np.int64), MEAN)
 
-    assert (found.difference, found.ci95, found.p_value) == (0.0, (0.0, 0.0), 1.0)
+        assert (found.difference, found.ci95, found.p_value) == (0.0, (0.0, 0.0), 1.0)
 
 
 def test_the_seed_decides_the_result() -> None:

@@ -1,0 +1,206 @@
+"""The report people open, and its short forms for consoles and CI."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from loadgen.charts import build_charts
+from loadgen.junit import junit_tree, write_junit
+from loadgen.records import RequestRecord
+from loadgen.report import console_table, markdown_summary, render_report, write_report
+from loadgen.summary import RunFacts, Summary, build_summary, columns_by_policy
+from loadgen.wording import number, percent
+from slo.document import load_objectives
+
+MakeLog = Callable[..., list[RequestRecord]]
+
+FACTS = RunFacts(scenario="shared-prefix", engine="simulated", workers=4)
+OBJECTIVES = load_objectives(["ttft", "tpot", "goodput", "availability"])
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def log(make_log: MakeLog) -> list[RequestRecord]:
+    return make_log("round_robin", "cache_aware")
+
+
+@pytest.fixture(scope="module")
+def summary(log: list[RequestRecord]) -> Summary:
+    return build_summary(log, OBJECTIVES, FACTS)
+
+
+@pytest.fixture(scope="module")
+def page(summary: Summary, log: list[RequestRecord]) -> str:
+    return render_report(summary, log, OBJECTIVES, {"scenario": "shared-prefix", "seed": 7})
+
+
+class Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_it_asks_nothing_of_any_server(page: str) -> None:
+    tags = Tags(page).found
+
+    linked = [attrs for _, attrs in tags for name in ("src", "href") if not (attrs.get(name) or "#").startswith("#")]
+    assert linked == []
+    policy = next(attrs["content"] for tag, attrs in tags if tag == "meta" and "http-equiv" in attrs)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+
+
+def test_every_chart_has_a_title_a_text_and_a_table(page: str) -> None:
+    tags = Tags(page).found
+    charts = [attrs for tag, attrs in tags if attrs.get("class") == "chart"]
+
+    ids = {attrs.get("id") for _, attrs in tags}
+    assert [chart["id"] for chart in charts] == [
+        "ttft-distribution",
+        "hit-tokens",
+        "balance",
+        "ttft-over-time",
+        "client-lag",
+    ]
+    assert all({chart["aria-labelledby"], chart["aria-describedby"]} <= ids for chart in charts)
+    assert page.count("<summary>As a table</summary>") == len(charts)
+
+
+def test_it_says_verdict_figures_and_how_to_run_it_again(page: str, summary: Summary) -> None:
+    text = page[: page.index("<script>")]
+
+    assert "✓ Pass" in text
+    assert "cache_aware vs round_robin: TTFT p95 " in text
+    assert "95 % of requests: TTFT ≤ 0.5 s" in text
+    assert f"<td>{percent(summary.policies['cache_aware'].prefix.hit_ratio)}</td>" in text
+    assert "scenario: shared-prefix\nseed: 7\n" in text
+
+
+def test_names_can_not_break_out_of_the_page(make_log: MakeLog) -> None:
+    evil = "</script><script>alert(1)</script>"
+    log = [replace(r, policy=evil, group=evil) for r in make_log("score", repeats=1)]
+
+    page = render_report(build_summary(log, OBJECTIVES, FACTS), log, OBJECTIVES, {"note": evil})
+
+    assert evil not in page
+
+
+def test_a_log_without_a_single_answer_still_makes_a_report(make_log: MakeLog) -> None:
+    log = [
+        RequestRecord(
+            id=r.id,
+            policy=r.policy,
+            repeat=0,
+            index=r.index,
+            phase="measured",
+            tenant="-",
+            session="s",
+            turn=0,
+            group="-",
+            request_class="chat",
+            scheduled_s=r.scheduled_s,
+        )
+        for r in make_log("a", "b", repeats=1)
+    ]
+
+    summary = build_summary(log, OBJECTIVES, FACTS)
+
+    assert summary.validity.reasons == ["a: not one request was sent", "b: not one request was sent"]
+    assert "✗ Not valid" in render_report(summary, log, OBJECTIVES, {})
+    assert "–" in markdown_summary(summary)
+    assert render_report(build_summary([], OBJECTIVES, FACTS), [], OBJECTIVES, {})
+
+
+def test_charts_stay_small_whatever_the_run(make_log: MakeLog) -> None:
+    log = make_log("round_robin", repeats=1, requests=4000)
+
+    charts = build_charts(columns_by_policy(log), OBJECTIVES, block_size=16, workers=4)
+
+    assert max(len(trace["x"]) for chart in charts for trace in chart.traces) <= 200
+
+
+def test_policies_differ_by_more_than_colour(summary: Summary, log: list[RequestRecord]) -> None:
+    charts = {c.id: c for c in build_charts(columns_by_policy(log), OBJECTIVES, block_size=16, workers=4)}
+
+    symbols = [trace["marker"]["symbol"] for trace in charts["balance"].traces]
+    dashes = {trace["line"]["dash"] for trace in charts["ttft-distribution"].traces}
+    assert symbols == ["circle", "square"]
+    assert dashes == {"solid", "dot"}
+
+
+def test_the_console_table_has_a_row_a_policy(summary: Summary) -> None:
+    output = StringIO()
+    Console(file=output, width=160).print(console_table(summary))
+
+    assert "shared-prefix on 4 × simulated" in output.getvalue()
+    for policy, own in summary.policies.items():
+        row = next(line for line in output.getvalue().splitlines() if policy in line)
+        assert number(own.ttft_ms.p95) in row
+
+
+def test_the_markdown_summary_is_a_github_table(summary: Summary) -> None:
+    text = markdown_summary(summary)
+
+    assert text.startswith("## prefixwatch: shared-prefix – pass\n\n- cache_aware vs round_robin: TTFT p95")
+    assert re.search(r"^\| policy \| TTFT p50 ms \|.*\n\| --- \| ---: \|", text, re.MULTILINE)
+    assert "| cache_aware | ttft | 95 % of requests: TTFT ≤ 0.5 s | 100 % |" in text
+
+
+def test_junit_fails_what_the_verdict_fails(make_log: MakeLog, tmp_path: Path) -> None:
+    log = [replace(r, first_token_s=r.scheduled_s + 0.9) for r in make_log("round_robin", "score")]
+
+    write_junit(tmp_path / "junit.xml", build_summary(log, OBJECTIVES, FACTS))
+
+    suites = {s.get("name"): s for s in ElementTree.parse(tmp_path / "junit.xml").getroot()}
+    assert (suites["score"].get("tests"), suites["score"].get("failures")) == ("5", "2")
+    failed = [case.get("name") for case in suites["score"] if case.find("failure") is not None]
+    assert failed == ["ttft", "goodput"]
+    assert suites["round_robin"].get("failures") == "0"
+
+
+def test_junit_of_an_invalid_run_skips_with_the_reason(summary: Summary, log: list[RequestRecord]) -> None:
+    invalid = build_summary(log, OBJECTIVES, replace(FACTS, client_reasons=["the client stalled"]))
+
+    skipped = junit_tree(invalid).findall("testsuite/testcase/skipped")
+
+    assert len(skipped) == 8
+    assert skipped[0].get("message") == "the run is invalid: the client stalled"
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH: apt-get install chromium")
+def test_a_browser_draws_every_chart(summary: Summary, log: list[RequestRecord], page: str, tmp_path: Path) -> None:
+    """Offline, and under the page's own content policy."""
+    assert CHROMIUM is not None
+    write_report(tmp_path / "report.html", summary, log, OBJECTIVES, {})
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+
+    dom = subprocess.run(
+        [CHROMIUM, *flags, profile, "--virtual-time-budget=5000", f"file://{tmp_path}/report.html"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+
+    drawn = dom[dom.index("<main") : dom.index("</main>")]
+    assert drawn.count('class="main-svg"') >= 5
+    assert drawn.count('<g class="cartesianlayer">') == 5
+    assert "cache_aware, hit" in drawn
