@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -22,24 +23,41 @@ class DocumentError(Exception):
     """A document can't be used. The message has one line per mistake: `file:line: key: what is wrong`."""
 
 
-def load(path: Path | str, model: type[Model], *, context: Any = None) -> Model:
+@dataclass(frozen=True, slots=True)
+class Document(Generic[Model]):
+    """A document's content, and where in which file each of its keys stands."""
+
+    name: str
+    content: Model
+    lines: Mapping[KeyPath, int]
+
+    def line(self, path: KeyPath) -> int:
+        """The line of a key, or of the nearest key above it that the document has."""
+        return next(self.lines[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self.lines)
+
+    def error(self, path: KeyPath, message: str) -> DocumentError:
+        """An error for what only shows when several keys, or documents, are seen together."""
+        return DocumentError(f"{self.name}:{self.line(path)}: {_dotted(path) or 'document'}: {message}")
+
+
+def load(path: Path | str, model: type[Model]) -> Model:
     """The one document of a YAML file as `model`."""
-    documents = load_all(path, model, context=context)
+    documents = load_all(path, model)
     if len(documents) != 1:
         raise DocumentError(f"{path}: expected one document, found {len(documents)}")
-    return documents[0]
+    return documents[0].content
 
 
-def load_all(path: Path | str, model: type[Model], *, context: Any = None) -> list[Model]:
+def load_all(path: Path | str, model: type[Model]) -> list[Document[Model]]:
     """All documents of a YAML file (separated by `---`) as `model`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DocumentError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
-    return parse_all(text, model, name=str(path), context=context)
+    return parse_all(text, model, name=str(path))
 
 
-def parse_all(text: str, model: type[Model], *, name: str, context: Any = None) -> list[Model]:
+def parse_all(text: str, model: type[Model], *, name: str) -> list[Document[Model]]:
     """All documents of a YAML text as `model`; `name` stands for the file in messages."""
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
@@ -48,10 +66,10 @@ def parse_all(text: str, model: type[Model], *, name: str, context: Any = None) 
         raise DocumentError(f"{name}:{line}: not valid YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise DocumentError(f"{name}: not valid YAML: {error}") from error
-    return [_validate(node, model, name, context) for node in nodes]
+    return [_validate(node, model, name) for node in nodes]
 
 
-def _validate(node: yaml.Node, model: type[Model], name: str, context: Any) -> Model:
+def _validate(node: yaml.Node, model: type[Model], name: str) -> Document[Model]:
     lines: dict[KeyPath, int] = {}
     duplicates = [
         f"{name}:{line}: {_dotted(path)}: this key stands here twice" for path, line in _walk(node, (), lines)
@@ -66,7 +84,7 @@ def _validate(node: yaml.Node, model: type[Model], name: str, context: Any) -> M
     if not isinstance(value, Mapping):
         raise DocumentError(f"{name}:{node.start_mark.line + 1}: expected a mapping of keys, found {_kind(value)}")
     try:
-        return model.model_validate(value, context=context)
+        return Document(name, model.model_validate(value), lines)
     except ValidationError as error:
         messages = [_message(name, problem, lines, model) for problem in error.errors(include_url=False)]
         raise DocumentError("\n".join(messages)) from error

@@ -84,12 +84,14 @@ def write_report(
 
 
 def console_table(summary: Summary) -> Table:
-    """The leaderboard for a terminal."""
+    """The leaderboard for a terminal, a row a figure: many policies are rarer than narrow terminals."""
     table = Table(title=f"{summary.scenario} on {summary.workers} × {summary.engine}")
-    for position, name in enumerate(LEADERBOARD):
-        table.add_column(name, justify="left" if position == 0 else "right", no_wrap=position == 0)
-    for policy, own in summary.policies.items():
-        table.add_row(*leaderboard_row(policy, own))
+    columns = [leaderboard_row(policy, own) for policy, own in summary.policies.items()]
+    table.add_column("")
+    for policy, *_ in columns:
+        table.add_column(policy, justify="right")
+    for position, name in enumerate(LEADERBOARD[1:], start=1):
+        table.add_row(name, *(figures[position] for figures in columns))
     return table
 
 

@@ -15,6 +15,10 @@ together:
   Efron & Tibshirani ch. 15).
 - many policies and metrics: Holm's step-down correction (Scand. J. Statist. 6, 1979).
 
+Known limit: a run must be many times longer than its queues take to forget. On simulated single-server queues
+of 400 requests the 95 % intervals covered 92-97 % at half load but only 84-92 % at 70 % load; three repeats of
+300 gave 91-98 % and 87-94 %. More repeats, or longer ones, are the cure.
+
 Everything is seeded and takes arrays; NaN is "this request has no such figure".
 """
 

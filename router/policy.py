@@ -26,7 +26,9 @@ class RouteRequest:
     """A request as a policy sees it.
 
     `tokens` is the rendered prompt (empty where only block ids are known, as in some traces); `blocks` are its
-    chain hashes, one a full block of `block_size` tokens, already rooted in the tenant's namespace.
+    chain hashes, one a full block of `block_size` tokens, already rooted in the tenant's namespace. `text` is what the
+    client wrote (the contents of a chat joined by newlines), filled only for policies that need it and empty where
+    there is none, as in traces and prompts of token ids.
     """
 
     id: str
@@ -38,6 +40,7 @@ class RouteRequest:
     model: str = ""
     tenant: str = ""
     session: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Needs:
     events: bool = False
     """The view must be fed by the engines' KV events; the router's own history won't do."""
     engine_load: bool = False
+    text: bool = False
+    """Reads the prompt as plain text; where there is none, its tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class Prompt:
     blocks: Hashes
     tokenize_seconds: float
     hash_seconds: float
+    text: str = ""
+    """As `RouteRequest.text`."""
 
 
 class PromptReader:
@@ -82,8 +84,13 @@ class PromptReader:
         """Load the compiled hash, which takes from 0.2 s to some seconds, before a request has to wait for it."""
         block_hashes(as_tokens(range(self._block_size)), self._block_size)
 
-    def read(self, path: str, body: bytes, tenant: str, *, tokens: bool, blocks: bool) -> Prompt:
-        """Parse, and tokenise and hash where wanted. Raises BadRequest when the body is no JSON object."""
+    def read(
+        self, path: str, body: bytes, tenant: str, *, tokens: bool, blocks: bool, text: bool = False
+    ) -> Prompt:
+        """Parse, and tokenise and hash where wanted; where text is wanted and there is none, its tokens are read.
+
+        Raises BadRequest when the body is no JSON object.
+        """
         try:
             fields = _decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -93,8 +100,9 @@ class PromptReader:
         if salt != claimed:
             body = _with_salt(body, salt)
         model = fields.model if isinstance(fields.model, str) else ""
+        words = (_chat_text(fields.messages) if path == CHAT else _prompt_text(fields.prompt)) if text else ""
         begun = self._clock()
-        ids = self._tokens(path, fields) if tokens or blocks else None
+        ids = self._tokens(path, fields) if tokens or blocks or (text and not words) else None
         tokenized = self._clock()
         hashes = _NO_BLOCKS
         if blocks and ids is not None:
@@ -109,6 +117,7 @@ class PromptReader:
             blocks=hashes,
             tokenize_seconds=tokenized - begun,
             hash_seconds=self._clock() - tokenized,
+            text=words,
         )
 
     def _tokens(self, path: str, fields: _Body) -> Tokens | None:
@@ -142,6 +151,22 @@ class PromptReader:
 def tokens_or_none(prompt: Prompt) -> Tokens:
     """The prompt's tokens, or the empty array."""
     return NO_TOKENS if prompt.tokens is None else prompt.tokens
+
+
+def _chat_text(messages: Any) -> str:
+    """The texts of a chat, joined by newlines."""
+    texts: list[str] = []
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts += [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "\n".join(texts)
+
+
+def _prompt_text(prompt: Any) -> str:
+    """A prompt that is text, or the first of a batch of such; otherwise empty."""
+    first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    return first if isinstance(first, str) else ""
 
 
 def _with_salt(body: bytes, salt: str | None) -> bytes:

@@ -66,6 +66,7 @@ class Proxy:
         needs = dispatcher.policy.needs
         self.wants_blocks = needs.cache_view or config.always_predict
         self._wants_tokens = needs.tokens or self.wants_blocks
+        self._wants_text = needs.text
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._urls = {worker.name: worker.url for worker in config.workers}
         self._numbers = itertools.count(1)

@@ -7,39 +7,15 @@ alone: a goodput document names the SLOs whose conditions it joins and restates 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
+from documents import Document, DocumentError, load_all
 from slo.objective import Condition, Objective, RequestField, TimeWindow
 from slo.openslo import ALL_OF, REQUEST_CLASS, REQUEST_FIELD, ObjectiveSpec, SloDocument
 
 SHIPPED = Path(__file__).parent / "objectives"
 
-_REMEDIES = {
-    "extra_forbidden": "no such key in OpenSLO v1: check the spelling and indentation, or take it out",
-    "missing": "required: add it",
-    "literal_error": "not supported here: {msg}",
-}
-
-
-class SloError(ValueError):
-    """A document that can't be used; the text names file, line, key and remedy, one fault a line."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A parsed document and where each of its keys stood: path of keys → line."""
-
-    path: Path
-    document: SloDocument
-    lines: dict[tuple[str | int, ...], int]
-
-    def error(self, key: tuple[str | int, ...], message: str) -> SloError:
-        return SloError(_fault(self.path, self.lines, key, message))
+_Source = Document[SloDocument]
 
 
 def shipped_names() -> list[str]:
@@ -51,13 +27,13 @@ def load_objectives(names_or_paths: Iterable[str | Path]) -> list[Objective]:
     """Objectives of these documents, in order; a bare name is a shipped document.
 
     SLOs that `prefixwatch.dev/all-of` names are looked for among the documents given, then in the same
-    folder, then among the shipped ones. Raises SloError.
+    folder, then among the shipped ones. Raises DocumentError.
     """
     sources = [source for item in names_or_paths for source in _read(_locate(item))]
     for source in sources:
         _check_consistent(source)
     _refuse_duplicates(sources)
-    by_name = {source.document.metadata.name: source for source in sources}
+    by_name = {source.content.metadata.name: source for source in sources}
     return [objective for source in sources for objective in _objectives(source, by_name)]
 
 
@@ -68,73 +44,19 @@ def _locate(item: str | Path) -> Path:
     shipped = SHIPPED / f"{item}.yaml"
     if path.name == str(item) and shipped.is_file():
         return shipped
-    raise SloError(f"{item}: no such SLO document: give a file, or one of {', '.join(shipped_names())}")
+    raise DocumentError(f"{item}: no such SLO document: give a file, or one of {', '.join(shipped_names())}")
 
 
 def _read(path: Path) -> list[_Source]:
-    try:
-        nodes = list(yaml.compose_all(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SloError(f"{path}:{line}: not YAML: {error.problem}: check quotes and indentation") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SloError(f"{path}:1: not YAML text: {error}: save it as UTF-8 YAML") from error
-    sources = [_parse(path, node) for node in nodes if node is not None]
+    sources = load_all(path, SloDocument)
     if not sources:
-        raise SloError(f"{path}:1: empty: write an OpenSLO v1 document of kind SLO")
+        raise DocumentError(f"{path}:1: empty: write an OpenSLO v1 document of kind SLO")
     return sources
-
-
-def _parse(path: Path, node: yaml.Node) -> _Source:
-    lines: dict[tuple[str | int, ...], int] = {(): node.start_mark.line + 1}
-    _note_lines(node, (), lines)
-    try:
-        data = _construct(node)
-    except yaml.YAMLError as error:
-        raise SloError(f"{path}:{lines[()]}: {error}: use plain YAML values") from error
-    if not isinstance(data, dict):
-        raise SloError(f"{path}:{lines[()]}: a document must be a mapping that starts with apiVersion: openslo/v1")
-    try:
-        return _Source(path, SloDocument.model_validate(data), lines)
-    except ValidationError as error:
-        faults = [_fault(path, lines, fault["loc"], _remedy(fault["type"], fault["msg"])) for fault in error.errors()]
-        raise SloError("\n".join(faults)) from error
-
-
-def _construct(node: yaml.Node) -> Any:
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _note_lines(node: yaml.Node, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int]) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            lines[(*path, key.value)] = key.start_mark.line + 1
-            _note_lines(value, (*path, key.value), lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for position, value in enumerate(node.value):
-            lines[(*path, position)] = value.start_mark.line + 1
-            _note_lines(value, (*path, position), lines)
-
-
-def _remedy(kind: str, message: str) -> str:
-    text = message.removeprefix("Value error, ")
-    return _REMEDIES.get(kind, "{msg}").format(msg=text[:1].lower() + text[1:])
-
-
-def _fault(path: Path, lines: dict[tuple[str | int, ...], int], key: tuple[str | int, ...], message: str) -> str:
-    """The line of the key, or of the nearest key above it that the document has."""
-    known = next(key[:depth] for depth in range(len(key), -1, -1) if key[:depth] in lines)
-    name = ".".join(map(str, key)) or "document"
-    return f"{path}:{lines[known]}: {name}: {message}"
 
 
 def _check_consistent(source: _Source) -> None:
     """What spans several keys of a document."""
-    document = source.document
+    document = source.content
     given = document.metadata.annotations.keys() & {REQUEST_FIELD, ALL_OF}
     if len(given) != 1:
         raise source.error(("metadata", "annotations"), f"give exactly one of {REQUEST_FIELD} and {ALL_OF}")
@@ -150,15 +72,15 @@ def _check_consistent(source: _Source) -> None:
 def _refuse_duplicates(sources: Sequence[_Source]) -> None:
     seen: dict[str, _Source] = {}
     for source in sources:
-        name = source.document.metadata.name
+        name = source.content.metadata.name
         if name in seen:
-            where = f"{seen[name].path}:{seen[name].lines[('metadata', 'name')]}"
+            where = f"{seen[name].name}:{seen[name].line(('metadata', 'name'))}"
             raise source.error(("metadata", "name"), f"{name!r} is taken by {where}: rename one of them")
         seen[name] = source
 
 
 def _objectives(source: _Source, by_name: dict[str, _Source]) -> list[Objective]:
-    document = source.document
+    document = source.content
     window = document.spec.timeWindow[0]
     classes = document.metadata.annotations.get(REQUEST_CLASS, "*")
     title = document.metadata.displayName or document.metadata.name
@@ -178,7 +100,7 @@ def _objectives(source: _Source, by_name: dict[str, _Source]) -> list[Objective]
 
 
 def _conditions(source: _Source, spec: ObjectiveSpec, by_name: dict[str, _Source]) -> tuple[Condition, ...]:
-    annotations = source.document.metadata.annotations
+    annotations = source.content.metadata.annotations
     if ALL_OF in annotations:
         members = [_member(source, name, by_name) for name in _split(annotations[ALL_OF])]
         return tuple(condition for member in members for condition in member)
@@ -195,7 +117,7 @@ def _conditions(source: _Source, spec: ObjectiveSpec, by_name: dict[str, _Source
 
 def _member(source: _Source, name: str, by_name: dict[str, _Source]) -> tuple[Condition, ...]:
     key = ("metadata", "annotations", ALL_OF)
-    beside = source.path.parent / f"{name}.yaml"
+    beside = Path(source.name).parent / f"{name}.yaml"
     member = by_name.get(name)
     if member is None:
         path = beside if beside.is_file() else SHIPPED / f"{name}.yaml"
@@ -203,8 +125,8 @@ def _member(source: _Source, name: str, by_name: dict[str, _Source]) -> tuple[Co
             raise source.error(key, f"no SLO named {name!r}: load it too, or name one of {', '.join(shipped_names())}")
         member = _read(path)[0]
         _check_consistent(member)
-    specs = member.document.spec.objectives
-    if ALL_OF in member.document.metadata.annotations or len(specs) > 1:
+    specs = member.content.spec.objectives
+    if ALL_OF in member.content.metadata.annotations or len(specs) > 1:
         raise source.error(key, f"{name!r} must have one objective and no all-of of its own: name its parts instead")
     return _conditions(member, specs[0], by_name)
 

@@ -8,7 +8,6 @@ from exporters.errors import ExporterError
 from kvcache.tokenizer import TokenizerError
 from loadgen.scenario import ScenarioError
 from router.errors import RouterError
-from slo.document import SloError
 from stack.trace import TraceError
 
 
@@ -22,7 +21,6 @@ INPUT_ERRORS = (
     ExporterError,
     RouterError,
     ScenarioError,
-    SloError,
     TokenizerError,
     TraceError,
     UsageError,

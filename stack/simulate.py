@@ -217,7 +217,7 @@ class FleetSimulation:
         route = RouteRequest(
             id=request.id,
             prompt_tokens=request.prompt_tokens,
-            tokens=request.tokens() if policy.needs.tokens else NO_TOKENS,
+            tokens=request.tokens() if policy.needs.tokens or policy.needs.text else NO_TOKENS,
             blocks=request.blocks,
             block_size=size,
             max_output_tokens=request.output_tokens,

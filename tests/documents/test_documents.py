@@ -29,8 +29,15 @@ def problem(text: str) -> str:
 
 
 def test_a_good_document_becomes_its_model() -> None:
-    (fleet,) = parse_all("workers:\n  - {name: a, blocks: 3}\n", Fleet, name="fleet.yaml")
-    assert fleet == Fleet(workers=[Worker(name="a", blocks=3)])
+    (document,) = parse_all("workers:\n  - {name: a, blocks: 3}\n", Fleet, name="fleet.yaml")
+    assert document.content == Fleet(workers=[Worker(name="a", blocks=3)])
+
+
+def test_what_only_shows_later_is_located_too() -> None:
+    (document,) = parse_all("seed: 1\nworkers:\n  - {name: a, blocks: 3}\n", Fleet, name="fleet.yaml")
+    assert str(document.error(("workers", 0, "colour"), "too bright")) == (
+        "fleet.yaml:3: workers[0].colour: too bright"
+    )
 
 
 @pytest.mark.parametrize(

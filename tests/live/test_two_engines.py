@@ -85,7 +85,7 @@ class Client:
             if "error" in event:
                 answer.error = str(event["error"])
             if event.get("usage"):
-                answer.cached_tokens = (event["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                answer.cached_tokens = (event["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
             if any(choice["delta"].get("content") for choice in event.get("choices", [])):
                 answer.tokens_seen += 1
                 if answer.ttft_seconds is None:

@@ -96,6 +96,9 @@ class FakeServer:
         raw.close()
 
     def close(self) -> None:
+        # The shutdown wakes the accepting thread, which would otherwise keep the listener open.
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
 
 

@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.document import SHIPPED, SloError, load_objectives, shipped_names
+from documents import DocumentError
+from slo.document import SHIPPED, load_objectives, shipped_names
 from slo.objective import Condition, RequestField
 from slo.openslo import ANNOTATIONS
 
@@ -90,11 +91,11 @@ def test_goodput_needs_every_condition_that_applies() -> None:
     [
         ("kind: SLO", "kind: SLI", 2, "kind", "should be 'SLO'"),
         ("apiVersion: openslo/v1", "apiVersion: openslo/v2", 1, "apiVersion", "should be 'openslo/v1'"),
-        ("target: 0.95", "target: 1.0", 26, "spec.objectives.0", "leaves no error budget"),
-        ("target: 0.95", "targget: 0.95", 29, "spec.objectives.0.targget", "check the spelling"),
-        ("      op: lte\n", "", 26, "spec.objectives.0", "needs op and value"),
-        ("  service: llm-serving\n", "", 8, "spec.service", "add it"),
-        ("duration: 30d", "duration: a month", 22, "spec.timeWindow.0.duration", "should match pattern"),
+        ("target: 0.95", "target: 1.0", 26, "spec.objectives[0]", "leaves no error budget"),
+        ("target: 0.95", "targget: 0.95", 29, "spec.objectives[0].targget", "did you mean 'target'"),
+        ("      op: lte\n", "", 26, "spec.objectives[0]", "needs op and value"),
+        ("  service: llm-serving\n", "", 8, "spec.service", "is missing"),
+        ("duration: 30d", "duration: a month", 22, "spec.timeWindow[0].duration", "should match pattern"),
         (
             "request-field: ttft_seconds",
             "request-field: ttft",
@@ -103,7 +104,7 @@ def test_goodput_needs_every_condition_that_applies() -> None:
             "use one of ttft_seconds",
         ),
         ("dev/request-field:", "dev/request-filed:", 6, "metadata.annotations", "unknown annotation"),
-        ("value: 0.5", "value: half", 28, "spec.objectives.0.value", "valid number"),
+        ("value: 0.5", "value: half", 28, "spec.objectives[0].value", "valid number"),
     ],
 )
 def test_a_fault_names_file_line_key_and_remedy(
@@ -112,7 +113,7 @@ def test_a_fault_names_file_line_key_and_remedy(
     assert old in TTFT
     path = write(tmp_path, TTFT.replace(old, new))
 
-    with pytest.raises(SloError) as caught:
+    with pytest.raises(DocumentError) as caught:
         load_objectives([path])
 
     located = [text for text in str(caught.value).splitlines() if text.startswith(f"{path}:{line}: {key}: ")]
@@ -124,26 +125,26 @@ def test_a_fault_names_file_line_key_and_remedy(
 def test_what_is_no_document_is_an_error_with_its_line(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
 
-    with pytest.raises(SloError, match=rf"{path}:1"):
+    with pytest.raises(DocumentError, match=rf"{path}:1"):
         load_objectives([path])
 
 
 def test_duplicate_names_are_refused(tmp_path: Path) -> None:
     first, second = write(tmp_path, TTFT, "a.yaml"), write(tmp_path, TTFT, "b.yaml")
 
-    with pytest.raises(SloError, match=rf"{second}:4: metadata.name: 'ttft' is taken by {first}:4: rename"):
+    with pytest.raises(DocumentError, match=rf"{second}:4: metadata.name: 'ttft' is taken by {first}:4: rename"):
         load_objectives([first, second])
 
 
 def test_an_unknown_name_says_what_there_is() -> None:
-    with pytest.raises(SloError, match="no such SLO document: give a file, or one of availability, goodput"):
+    with pytest.raises(DocumentError, match="no such SLO document: give a file, or one of availability, goodput"):
         load_objectives(["latency"])
 
 
 def test_goodput_of_an_unknown_slo_is_refused(tmp_path: Path) -> None:
     text = (SHIPPED / "goodput.yaml").read_text(encoding="utf-8").replace("ttft, tpot", "ttft, speed")
 
-    with pytest.raises(SloError, match="no SLO named 'speed'"):
+    with pytest.raises(DocumentError, match="no SLO named 'speed'"):
         load_objectives([write(tmp_path, text)])
 
 
