@@ -7,6 +7,11 @@ import shutil
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("prefixwatch", deadline=None)
+settings.load_profile("prefixwatch")
 
 
 def _chromium() -> str | None:
