@@ -108,9 +108,15 @@ class Proxy:
         body = await request.read()
         exchange.received_at = perf_counter()
         read = partial(
-            self._reader.read, request.path, body, exchange.tenant, tokens=self._wants_tokens, blocks=self.wants_blocks
+            self._reader.read,
+            request.path,
+            body,
+            exchange.tenant,
+            tokens=self._wants_tokens,
+            blocks=self.wants_blocks,
+            text=self._wants_text,
         )
-        in_thread = self._wants_tokens and len(body) > _INLINE_BODY_BYTES
+        in_thread = (self._wants_tokens or self._wants_text) and len(body) > _INLINE_BODY_BYTES
         prompt = await asyncio.get_running_loop().run_in_executor(self._threads, read) if in_thread else read()
         if self._wants_tokens and prompt.tokens is None:
             self._metrics.untokenized.inc()
@@ -130,6 +136,7 @@ class Proxy:
             model=prompt.model,
             tenant=exchange.tenant,
             session=request.headers.get(self._config.tenants.session_header, ""),
+            text=prompt.text,
         )
         faults: list[UpstreamFault] = []
         tried: frozenset[str] = frozenset()

@@ -30,6 +30,7 @@ class Completion:
 
     prompt_tokens: int
     cached_tokens: int
+    output_tokens: int
     deltas: list[str]
     finish_reason: str | None
     ttft_seconds: float
@@ -115,6 +116,8 @@ def complete(session: aiohttp.ClientSession) -> Complete:
                         deltas.append(choice["text"])
                 usage = event.get("usage") or usage
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        return Completion(usage["prompt_tokens"], cached, deltas, finish_reason, first_seen - sent)
+        ttft_seconds = first_seen - sent
+        counts = usage["prompt_tokens"], cached, usage["completion_tokens"]
+        return Completion(*counts, deltas, finish_reason, ttft_seconds)
 
     return send

@@ -1,0 +1,62 @@
+"""A policy's own memory of where it sent which hash, for policies whose published form brings one along.
+
+Hashes are chain hashes (blocks, chunks of text): equal ones mean equal openings. For each worker the hashes are kept
+in order of use; for each hash its workers, the latest to get it last. Nothing is dropped unless `trim` is called.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, KeysView
+
+
+class RoutedHashes:
+    """Which worker was sent what, and when, in order."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, OrderedDict[int, None]] = {}
+        self._holders: dict[int, dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        """Distinct hashes remembered."""
+        return len(self._holders)
+
+    def __contains__(self, value: int) -> bool:
+        return value in self._holders
+
+    def count(self, worker: str) -> int:
+        return len(self._used.get(worker, ()))
+
+    def holders(self, value: int) -> KeysView[str]:
+        """Workers that were sent this hash, the latest last."""
+        return self._holders.get(value, {}).keys()
+
+    def store(self, worker: str, values: Iterable[int]) -> None:
+        """Note these for the worker; the last of them is the last that `trim` takes."""
+        used, holders = self._used.setdefault(worker, OrderedDict()), self._holders
+        for value in values:
+            used[value] = None
+            used.move_to_end(value)
+            held_by = holders.setdefault(value, {})
+            held_by.pop(worker, None)
+            held_by[worker] = None
+
+    def trim(self, worker: str, capacity: int) -> None:
+        """Forget the worker's least recently stored hashes beyond `capacity`."""
+        used = self._used.get(worker, OrderedDict())
+        while len(used) > capacity:
+            self._drop(used.popitem(last=False)[0], worker)
+
+    def trim_all(self, capacity: int) -> None:
+        for worker in self._used:
+            self.trim(worker, capacity)
+
+    def forget(self, worker: str) -> None:
+        for value in self._used.pop(worker, ()):
+            self._drop(value, worker)
+
+    def _drop(self, value: int, worker: str) -> None:
+        held_by = self._holders[value]
+        del held_by[worker]
+        if not held_by:
+            del self._holders[value]
