@@ -7,13 +7,14 @@ that a mistake in any of them is reported the same way.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 Model = TypeVar("Model", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
@@ -46,6 +47,12 @@ def load(path: Path | str, model: type[Model]) -> Model:
     if len(documents) != 1:
         raise DocumentError(f"{path}: expected one document, found {len(documents)}")
     return documents[0].content
+
+
+def parse(text: str, model: type[Model], *, name: str) -> Model:
+    """The one document of a YAML text as `model`; `name` stands for the file in messages."""
+    (document,) = parse_all(text, model, name=name)
+    return document.content
 
 
 def load_all(path: Path | str, model: type[Model]) -> list[Document[Model]]:
@@ -108,35 +115,44 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Iterator
 
 
 def _message(name: str, problem: Any, lines: Mapping[KeyPath, int], model: type[BaseModel]) -> str:
-    path: KeyPath = tuple(problem["loc"])
+    path: KeyPath = tuple(step for step in problem["loc"] if step != "[key]")
     known = path
     while known and known not in lines:
         known = known[:-1]
-    line = lines.get(known, 1)
-    text = str(problem["msg"]).removeprefix("Value error, ")
+    description = _description(model, path)
     if problem["type"] == "extra_forbidden":
-        siblings = _fields_at(model, path[:-1])
+        siblings = [field.alias or key for key, field in _section(model, path[:-1]).items()]
         close = difflib.get_close_matches(str(path[-1]), siblings, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(siblings) or 'nothing'}"
-        text = f"unknown key; {hint}"
+        hint = f"did you mean '{close[0]}'?" if close else f"keys here are {', '.join(siblings) or 'not known'}"
+        text = f"unknown key: {hint}"
     elif problem["type"] == "missing":
-        text = "is missing"
-    elif isinstance(problem.get("input"), str | int | float | bool):
-        text = f"{text} (found {problem['input']!r})"
-    return f"{name}:{line}: {_dotted(path) or 'document'}: {text}"
+        text = f"missing: add it{f' ({description})' if description else ''}"
+    else:
+        text = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+        if isinstance(problem.get("input"), str | int | float | bool):
+            text += f", got {problem['input']!r}"
+        text += f"; it is: {description}" if description else ""
+    return f"{name}:{lines.get(known, 1)}: {_dotted(path) or 'document'}: {text}"
 
 
-def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    """Keys that may stand where `path` leads, as far as plain nested models tell."""
-    current: Any = model
+def _section(model: type[BaseModel], path: KeyPath) -> Mapping[str, FieldInfo]:
+    """The keys that may stand where `path` leads, as far as nested models tell."""
+    current: type[BaseModel] | None = model
     for step in path:
-        if isinstance(step, int):
-            continue
-        field = getattr(current, "model_fields", {}).get(step)
-        if field is None:
-            return []
-        current = next(_models_in(field.annotation), None)
-    return [field.alias or key for key, field in getattr(current, "model_fields", {}).items()]
+        if isinstance(step, str) and current is not None:
+            field = current.model_fields.get(step)
+            current = next(_models_in(field.annotation), None) if field else None
+    return current.model_fields if current else {}
+
+
+def _description(model: type[BaseModel], path: KeyPath) -> str:
+    """What the key at `path`, or the list or map it stands in, means."""
+    names = tuple(step for step in path if isinstance(step, str))
+    for end in range(len(names), 0, -1):
+        field = _section(model, names[: end - 1]).get(names[end - 1])
+        if field and field.description:
+            return field.description
+    return ""
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

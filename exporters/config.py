@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from exporters.errors import ExporterError
@@ -120,22 +118,6 @@ def config_from_flags(targets: Sequence[str], kv_events: Sequence[str] = (), **s
     rows = [{"name": name, "url": url, "kv_events": endpoints.get(name)} for name, url in named]
     given_settings = {key: value for key, value in settings.items() if value is not None}
     return _validated({"targets": rows, **given_settings}, "command line")
-
-
-def load_config(path: Path) -> ExporterConfig:
-    """A configuration file: the section `exporter` of a prefixwatch.yaml, or that section alone.
-
-    Raises ExporterError naming the file and the field that is wrong.
-    """
-    try:
-        document = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise ExporterError(f"{path}: can't read the configuration: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExporterError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise ExporterError(f"{path}: expected a mapping with 'targets', see docs/architecture.md")
-    return _validated(document.get("exporter", document), str(path))
 
 
 def _validated(document: object, origin: str) -> ExporterConfig:

@@ -304,7 +304,9 @@ class WorkerFeed:
         stored: list[int] = []
         new = set()
         for block_id, placement in zip(event.block_ids, placements, strict=True):
-            if block_id not in held:
+            if block_id in held:
+                held[block_id].copies += 1
+            else:
                 held[block_id] = placement
                 stored.extend(placement.blocks)
                 new.add(block_id)
@@ -344,14 +346,14 @@ class WorkerFeed:
 
     def _remove(self, event: BlockRemoved, done: Applied) -> None:
         held, index = self._placements[event.tier], self._indexes[event.tier]
-        gone = set(event.block_ids)
+        gone = [block_id for block_id in event.block_ids if not _another_copy(held.get(block_id))]
         if self._parked:
             self._parked = deque(
                 parked
                 for parked in self._parked
-                if parked.event.tier is not event.tier or gone.isdisjoint(parked.event.block_ids)
+                if parked.event.tier is not event.tier or set(gone).isdisjoint(parked.event.block_ids)
             )
-        blocks = [block for block_id in event.block_ids if block_id in held for block in held.pop(block_id).blocks]
+        blocks = [block for block_id in gone if block_id in held for block in held.pop(block_id).blocks]
         leaving = list(dict.fromkeys(block for block in blocks if index.holds(self.worker, block)))
         index.remove(self.worker, leaving)
         done.removed.extend(leaving)
@@ -379,3 +381,11 @@ class WorkerFeed:
         self._seen[sequence] = digest
         if len(self._seen) > _REMEMBERED_BATCHES:
             del self._seen[next(iter(self._seen))]
+
+
+def _another_copy(placement: Placement | None) -> bool:
+    """Takes one copy away and says whether the engine still has another."""
+    if placement is None or placement.copies == 1:
+        return False
+    placement.copies -= 1
+    return True

@@ -36,12 +36,14 @@ class Placement:
     """Where an engine block ends in our chain.
 
     `chain` is the hash of our last complete block up to its end (or the namespace's root, or None), `part` the
-    tokens after that. `blocks` are ours that vanish when the engine block does.
+    tokens after that. `blocks` are ours that vanish when the engine block does, that is with the last of its
+    `copies`: vLLM computes some blocks again that it has, keeps both, and tells of each one's coming and going.
     """
 
     chain: int | None
     part: Part | None = None
     blocks: tuple[int, ...] = ()
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)

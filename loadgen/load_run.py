@@ -65,7 +65,7 @@ class LoadRun:
     def prepare(cls, config: RunConfig) -> LoadRun:
         """Read the scenario, plan all prompts, see that the target is there and the output folder can be.
 
-        Raises ScenarioError, TokenizerError, PromptError, UnreachableError, RunConfigError, or ValueError for a
+        Raises DocumentError, TokenizerError, PromptError, UnreachableError, RunConfigError, or ValueError for a
         target that is no URL.
         """
         target = Target.parse(config.target)

@@ -19,15 +19,15 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from pydantic import ValidationError
 
+from documents import DocumentError
 from kvcache.tokenizer import TokenizerError
 from loadgen.http_client import Exchange
 from loadgen.load_run import LoadRun, UnreachableError, raise_file_limit
 from loadgen.prompts import PromptError
 from loadgen.records import Outcome, RequestRecord
 from loadgen.run_config import RunConfig, RunConfigError
-from loadgen.scenario import ScenarioError
 
-INPUT_ERRORS = (ScenarioError, TokenizerError, PromptError, UnreachableError, RunConfigError, ValueError)
+INPUT_ERRORS = (DocumentError, TokenizerError, PromptError, UnreachableError, RunConfigError, ValueError)
 """What `LoadRun.prepare` raises for input that has to be put right."""
 
 WRITE_SECONDS = 10.0

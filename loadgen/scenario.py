@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from documents import DocumentError, load
 
 SHIPPED_FOLDER = Path(__file__).parent / "scenarios"
-
-
-class ScenarioError(Exception):
-    """A scenario that can't be used; the message names file, line, key and remedy."""
 
 
 class _Section(BaseModel):
@@ -188,98 +183,15 @@ def shipped_scenarios() -> list[str]:
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
-    """A shipped scenario by its name, or a file by its path. Raises ScenarioError."""
+    """A shipped scenario by its name, or a file by its path. Raises DocumentError."""
     path = Path(name_or_path)
     if not path.suffix and path.name == str(name_or_path):
         path = SHIPPED_FOLDER / f"{name_or_path}.yaml"
     if not path.is_file():
         close = difflib.get_close_matches(path.stem, shipped_scenarios(), n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ScenarioError(
+        raise DocumentError(
             f"no scenario '{name_or_path}': {hint}give a path to a .yaml file "
             f"or one of the shipped names: {', '.join(shipped_scenarios())}"
         )
-    return parse_scenario(path.read_text(encoding="utf-8"), str(path))
-
-
-def parse_scenario(text: str, source: str) -> Scenario:
-    """A scenario from YAML text; `source` is what errors call the file. Raises ScenarioError."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ScenarioError(f"{source}:{line}: not YAML: {error.problem}: check indentation and colons") from error
-    if not isinstance(content, dict):
-        raise ScenarioError(f"{source}:1: a scenario is a map of keys such as name, duration_seconds, arrivals, groups")
-    try:
-        return Scenario.model_validate(content)
-    except ValidationError as error:
-        lines = [_explain(detail, root, source) for detail in error.errors()]
-        raise ScenarioError("\n".join(lines)) from error
-
-
-def _explain(error: ErrorDetails, root: yaml.Node | None, source: str) -> str:
-    """One line for one pydantic error: place, key, what is wrong, what to do."""
-    location = [part for part in error["loc"] if part != "[key]"]
-    line = _line_of(root, location)
-    key = ".".join(str(part) for part in location) or "scenario"
-    model, description = _model_at(location[:-1]), _description_of(location)
-    if error["type"] == "extra_forbidden":
-        known = list(model.model_fields) if model else []
-        close = difflib.get_close_matches(str(location[-1]), known, n=1)
-        remedy = f"did you mean '{close[0]}'?" if close else f"keys here are {', '.join(known)}"
-        return f"{source}:{line}: {key}: unknown key: {remedy}"
-    if error["type"] == "missing":
-        return f"{source}:{line}: {key}: missing: add it ({description})"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    meaning = f"; it is: {description}" if description else ""
-    got = "" if isinstance(error["input"], dict | BaseModel) else f", got {error['input']!r}"
-    return f"{source}:{line}: {key}: {message}{got}{meaning}"
-
-
-def _line_of(root: yaml.Node | None, location: Sequence[int | str]) -> int:
-    """The line of the key at this location, or of the nearest thing around it that exists; 1-based."""
-    node, line = root, 1
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            entry = next(((key, value) for key, value in node.value if key.value == str(part)), None)
-            if entry is None:
-                break
-            line, node = entry[0].start_mark.line + 1, entry[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line
-
-
-def _model_at(location: Sequence[int | str]) -> type[BaseModel] | None:
-    """The section a location leads to."""
-    model: type[BaseModel] | None = Scenario
-    for part in location:
-        if isinstance(part, int) or model is None:
-            continue
-        field = model.model_fields.get(part)
-        model = _section_in(field.annotation) if field else None
-    return model
-
-
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The model inside an annotation such as Arrivals, list[Tenant] or Annotated[TokenRange, …]."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = (_section_in(argument) for argument in getattr(annotation, "__args__", ()))
-    return next((model for model in inner if model), None)
-
-
-def _description_of(location: Sequence[int | str]) -> str:
-    """What the key at this location (or the list or map it stands in) means."""
-    names = [part for part in location if isinstance(part, str)]
-    for end in range(len(names), 0, -1):
-        model = _model_at(names[: end - 1])
-        field = model.model_fields.get(names[end - 1]) if model else None
-        if field and field.description:
-            return field.description
-    return ""
+    return load(path, Scenario)

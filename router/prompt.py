@@ -84,9 +84,7 @@ class PromptReader:
         """Load the compiled hash, which takes from 0.2 s to some seconds, before a request has to wait for it."""
         block_hashes(as_tokens(range(self._block_size)), self._block_size)
 
-    def read(
-        self, path: str, body: bytes, tenant: str, *, tokens: bool, blocks: bool, text: bool = False
-    ) -> Prompt:
+    def read(self, path: str, body: bytes, tenant: str, *, tokens: bool, blocks: bool, text: bool = False) -> Prompt:
         """Parse, and tokenise and hash where wanted; where text is wanted and there is none, its tokens are read.
 
         Raises BadRequest when the body is no JSON object.

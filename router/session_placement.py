@@ -58,7 +58,7 @@ class SessionPlacement:
         if not request.session:
             return self.rates.lowest(fleet.workers, fleet.now_seconds)
         self._follow({worker.name for worker in fleet.workers})
-        return Decision(self._ring.get_node(request.session), "session")
+        return Decision(self._ring.get_node(_encodable(request.session)), "session")
 
     def forget(self, worker: str) -> None:
         self.rates.forget(worker)
@@ -71,3 +71,8 @@ class SessionPlacement:
         for name in self._members - members:
             self._ring.remove_node(name)
         self._members = members
+
+
+def _encodable(session: str) -> str:
+    """Bytes of a header that are no text arrive as lone surrogates, which the ring's hash can't encode."""
+    return session.encode("utf-8", "replace").decode()

@@ -7,7 +7,7 @@ underscores step into a section, the value is read as YAML. The environment wins
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from documents import DocumentError, load
+from exporters.config import DEFAULT_LISTEN, ExporterConfig, TargetConfig, split_listen
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from router.config import (
     CacheViewConfig,
@@ -71,9 +72,12 @@ class RouterSection(_Section):
 
 
 class ExporterSection(_Section):
-    host: str = "127.0.0.1"
-    port: int = Field(default=9477, ge=0, le=65_535)
+    listen: str = DEFAULT_LISTEN
     interval_seconds: float = Field(default=5.0, gt=0)
+    timeout_seconds: float = Field(default=4.0, gt=0)
+    window_seconds: float = Field(default=60.0, gt=0)
+    targets: list[TargetConfig] = []
+    """Scraped beside the engines of `fleet.targets`: routers, caches."""
 
 
 class SloSection(_Section):
@@ -102,12 +106,31 @@ class PrefixwatchConfig(_Section):
         """The same with router and exporter listening on `host`; None changes nothing."""
         if host is None:
             return self
-        here = {"host": host}
+        _, port = split_listen(self.exporter.listen)
         return self.model_copy(
             update={
-                "router": self.router.model_copy(update=here),
-                "exporter": self.exporter.model_copy(update=here),
+                "router": self.router.model_copy(update={"host": host}),
+                "exporter": self.exporter.model_copy(update={"listen": f"{host}:{port}"}),
             }
+        )
+
+    def exporter_config(self, workers: Sequence[WorkerConfig], router_url: str | None = None) -> ExporterConfig:
+        """The exporter's settings for these engines, a router in front of them, and its own targets.
+
+        Raises DocumentError when there is nothing to scrape.
+        """
+        section = self.exporter
+        engines = [TargetConfig(name=w.name, url=w.url, kv_events=w.kv_events) for w in workers]
+        router = [TargetConfig(name="router", url=router_url)] if router_url else []
+        targets = (*router, *engines, *section.targets)
+        if not targets:
+            raise DocumentError("exporter.targets and fleet.targets: list nothing to scrape: add a target to either")
+        return ExporterConfig(
+            targets=targets,
+            listen=section.listen,
+            interval_seconds=section.interval_seconds,
+            timeout_seconds=section.timeout_seconds,
+            window_seconds=section.window_seconds,
         )
 
     def router_config(self, workers: list[WorkerConfig], model_dir: Path | None, block_size: int) -> RouterConfig:

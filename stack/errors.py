@@ -6,7 +6,6 @@ from documents import DocumentError
 from engines.errors import EngineError
 from exporters.errors import ExporterError
 from kvcache.tokenizer import TokenizerError
-from loadgen.scenario import ScenarioError
 from router.errors import RouterError
 from stack.trace import TraceError
 
@@ -20,7 +19,6 @@ INPUT_ERRORS = (
     EngineError,
     ExporterError,
     RouterError,
-    ScenarioError,
     TokenizerError,
     TraceError,
     UsageError,

@@ -46,7 +46,8 @@ def run_exporter(
     if config is None and not targets:
         raise UsageError("no target: give --target [NAME=]URL, or --config FILE")
     if config is not None:
-        settings = exporters.config.load_config(config)
+        loaded = load_config(config)
+        settings = loaded.exporter_config(loaded.fleet.targets)
     else:
         settings = exporters.config.config_from_flags(
             targets, kv_events, listen=listen, interval_seconds=interval_seconds

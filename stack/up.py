@@ -18,7 +18,7 @@ from engines import fleet
 from engines.fleet import EngineHandle
 from engines.process import ManagedProcess, free_port
 from engines.tiny_model import default_model_dir
-from router.config import WorkerConfig
+from exporters.config import ExporterConfig
 from stack.config import PrefixwatchConfig
 from stack.fleet import as_workers, start_engines, start_router
 
@@ -48,8 +48,8 @@ async def _up(config: PrefixwatchConfig, folder: Path, console: Console) -> None
         router_config = config.router_config(workers, model_dir, block_size)
         parts.append(await start_router(router_config, folder))
         router_url = f"http://{router_config.host}:{router_config.port}"
-        parts.append(await _start_exporter(config, workers, router_url, folder))
-        urls = [("router", f"{router_url}/v1"), ("exporter", f"http://{config.exporter.host}:{config.exporter.port}/")]
+        parts.append(await _start_exporter(config.exporter_config(workers, router_url), folder))
+        urls = [("router", f"{router_url}/v1"), ("exporter", f"http://{config.exporter.listen}/")]
         if binary := shutil.which("prometheus"):
             prometheus, url = await _start_prometheus(binary, config, folder)
             parts.append(prometheus)
@@ -68,18 +68,15 @@ async def _engines(config: PrefixwatchConfig, folder: Path) -> list[EngineHandle
     return await start_engines(section.engine, section.workers, folder, config.tokenizer.model_dir, options)
 
 
-async def _start_exporter(
-    config: PrefixwatchConfig, workers: Sequence[WorkerConfig], router_url: str, folder: Path
-) -> ManagedProcess:
-    section = config.exporter
-    command = [sys.executable, "-m", "stack.cli", "exporter", "--listen", f"{section.host}:{section.port}"]
-    command += ["--interval", str(section.interval_seconds), "--target", f"router={router_url}/metrics"]
-    for worker in workers:
-        command += ["--target", f"{worker.name}={worker.url}/metrics"]
-        if worker.kv_events:
-            command += ["--kv-events", f"{worker.name}={worker.kv_events}"]
+async def _start_exporter(config: ExporterConfig, folder: Path) -> ManagedProcess:
+    command = [sys.executable, "-m", "stack.cli", "exporter", "--listen", config.listen]
+    command += ["--interval", str(config.interval_seconds)]
+    for target in config.targets:
+        command += ["--target", f"{target.name}={target.url}"]
+        if target.kv_events:
+            command += ["--kv-events", f"{target.name}={target.kv_events}"]
     process = ManagedProcess("exporter", command, folder / "exporter.log")
-    await _ready_or_stopped(process, f"http://{section.host}:{section.port}/-/healthy")
+    await _ready_or_stopped(process, f"http://{config.listen}/-/healthy")
     return process
 
 
@@ -90,7 +87,7 @@ async def _start_prometheus(binary: str, config: PrefixwatchConfig, folder: Path
         "scrape_configs": [
             {
                 "job_name": "prefixwatch",
-                "static_configs": [{"targets": [f"{config.exporter.host}:{config.exporter.port}"]}],
+                "static_configs": [{"targets": [config.exporter.listen]}],
             }
         ],
     }

@@ -45,19 +45,22 @@ class LoadAwareTokens(LoadAware):
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
         super().__init__(seed=seed, **options)
         self._output_tokens: Counter[str] = Counter()
+        self._open: dict[str, dict[int, RouteRequest]] = {}
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         super().on_admit(request, worker, now_seconds)
+        self._open.setdefault(worker, {})[id(request)] = request
         self._output_tokens[worker] += self._allowed(request)
 
     def on_end(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
-        if worker in self._output_tokens:
-            left = self._output_tokens[worker] - self._allowed(request)
-            self._output_tokens[worker] = max(left, 0)
+        """A request that outlived its worker's departure isn't taken off the worker's successor."""
+        if self._open.get(worker, {}).pop(id(request), None) is not None:
+            self._output_tokens[worker] -= self._allowed(request)
 
     def on_worker_removed(self, worker: str) -> None:
         super().on_worker_removed(worker)
-        del self._output_tokens[worker]
+        self._open.pop(worker, None)
+        self._output_tokens.pop(worker, None)
 
     def _allowed(self, request: RouteRequest) -> int:
         return request.max_output_tokens or int(self.options.expected_output_tokens)

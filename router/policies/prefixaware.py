@@ -95,7 +95,7 @@ class PrefixAware(Policy):
 def text_path(request: RouteRequest, chunk_characters: int = 128) -> list[int]:
     """The chained hash of each chunk of the request's text, or of its tokens' bytes where it has no text."""
     text: str | bytes = request.text or as_tokens(request.tokens).tobytes()
-    path, previous = [], xxh64_intdigest(request.tenant)
+    path, previous = [], xxh64_intdigest(request.tenant.encode("utf-8", "surrogatepass"))
     for start in range(0, len(text), chunk_characters):
         chunk = text[start : start + chunk_characters]
         raw = chunk.encode("utf-8", "surrogatepass") if isinstance(chunk, str) else chunk

@@ -13,7 +13,7 @@ from documents import DocumentError, load, parse_all
 class Worker(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
-    blocks: int = Field(gt=0)
+    blocks: int = Field(gt=0, description="KV blocks it holds")
 
 
 class Fleet(BaseModel):
@@ -45,13 +45,13 @@ def test_what_only_shows_later_is_located_too() -> None:
     [
         (
             "workers:\n  - name: a\n    blocks: 0\n",
-            "fleet.yaml:3: workers[0].blocks: Input should be greater than 0 (found 0)",
+            "fleet.yaml:3: workers[0].blocks: should be greater than 0, got 0; it is: KV blocks it holds",
         ),
-        ("workers:\n  - name: a\n", "fleet.yaml:2: workers[0].blocks: is missing"),
-        ("workers: []\nsede: 1\n", "fleet.yaml:2: sede: unknown key; did you mean 'seed'?"),
+        ("workers:\n  - name: a\n", "fleet.yaml:2: workers[0].blocks: missing: add it (KV blocks it holds)"),
+        ("workers: []\nsede: 1\n", "fleet.yaml:2: sede: unknown key: did you mean 'seed'?"),
         (
             "workers:\n  - {name: a, blocks: 1, x: 1}\n",
-            "fleet.yaml:2: workers[0].x: unknown key; known here: name, blocks",
+            "fleet.yaml:2: workers[0].x: unknown key: keys here are name, blocks",
         ),
         ("workers: []\nworkers: []\n", "fleet.yaml:2: workers: this key stands here twice"),
         ("workers: [\n", "fleet.yaml:2: not valid YAML: expected the node content, but found '<stream end>'"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from exporters.catalogue import parse_system, shipped_catalogue
-from exporters.config import config_from_flags, load_config, split_listen
+from exporters.config import config_from_flags, split_listen
 from exporters.errors import ExporterError
 
 
@@ -58,35 +56,6 @@ def test_a_listen_address_has_a_port(listen: str) -> None:
 
 def test_an_ipv6_listen_address() -> None:
     assert split_listen("[::1]:9477") == ("::1", 9477)
-
-
-def test_a_file_has_its_own_section_or_is_it(tmp_path: Path) -> None:
-    path = tmp_path / "prefixwatch.yaml"
-    path.write_text("exporter: {targets: [{name: a, url: 'h:1'}], interval_seconds: 2}\n")
-    assert load_config(path).interval_seconds == 2.0
-    path.write_text("targets: [{name: a, url: 'h:1'}]\n")
-    assert load_config(path).targets[0].name == "a"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("targets: [{name: a, url: 'h:1'}]\nintervall: 3\n", "intervall"),
-        ("targets: [{name: a}]\n", r"targets\.0\.url"),
-        ("- a\n", "expected a mapping"),
-        ("a: [\n", "not valid YAML"),
-    ],
-)
-def test_a_wrong_file_is_named_with_its_field(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "prefixwatch.yaml"
-    path.write_text(text)
-    with pytest.raises(ExporterError, match=f"prefixwatch.yaml: .*{message}"):
-        load_config(path)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ExporterError, match="No such file"):
-        load_config(tmp_path / "none.yaml")
 
 
 def test_an_unknown_system_lists_the_known_ones() -> None:

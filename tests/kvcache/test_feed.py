@@ -67,6 +67,16 @@ def test_removals_go_by_the_engines_names(bench: Bench) -> None:
     assert (bench.feed.counters.stored_blocks, bench.feed.counters.removed_blocks) == (4, 1)
 
 
+def test_a_block_of_two_copies_leaves_with_the_last(bench: Bench) -> None:
+    """vLLM computes the last block of a prompt sent twice at once twice, and evicts each copy by itself."""
+    bench.send(bench.run(0, 4))
+    assert bench.send(bench.run(3, 4)).stored == []
+    assert bench.send(bench.wire.removed([103])).removed == []
+    assert bench.depth() == 4
+    assert bench.send(bench.wire.removed([103])).removed == OURS[3:4]
+    assert bench.depth() == 3
+
+
 def test_signed_and_raw_names_are_names_too(bench: Bench) -> None:
     bench.send(bench.wire.stored([-7], PROMPT[:16]), bench.wire.stored([b"\x01" * 32], PROMPT[16:32], parent=-7))
     assert bench.depth() == 2

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from documents import parse
 from kvcache.tokenizer import Tokenizer
 from loadgen.plan import Plan
 from loadgen.planner import SeenOpenings, make_plan
 from loadgen.prompts import PromptWriter
-from loadgen.scenario import Scenario, load_scenario, parse_scenario
+from loadgen.scenario import Scenario, load_scenario
 
 BASE = """\
 name: t
@@ -22,7 +23,7 @@ groups: {count: 3, popularity: {zipf: 1}, shared_tokens: 64, unique_tokens: 16, 
 
 
 def scenario_of(more: str = "") -> Scenario:
-    return parse_scenario(BASE + more, "t.yaml")
+    return parse(BASE + more, Scenario, name="t.yaml")
 
 
 def plan_of(writer: PromptWriter, scenario: Scenario, *, seed: int = 1, nonce: str = "a") -> Plan:
@@ -129,7 +130,7 @@ def test_without_groups_nothing_but_the_template_is_shared(writer: PromptWriter)
 
 
 def test_zipf_popularity_follows_the_exponent(writer: PromptWriter) -> None:
-    plan = plan_of(writer, parse_scenario(BASE.replace("rate_per_second: 5", "rate_per_second: 100"), "t.yaml"))
+    plan = plan_of(writer, parse(BASE.replace("rate_per_second: 5", "rate_per_second: 100"), Scenario, name="t.yaml"))
     counts = [sum(r.group == f"g{g}" for r in plan.requests) for g in range(3)]
     total = sum(counts)
     for count, share in zip(counts, (6 / 11, 3 / 11, 2 / 11), strict=True):
@@ -140,5 +141,5 @@ def test_rate_counts_all_turns(writer: PromptWriter) -> None:
     text = BASE.replace("rate_per_second: 5", "rate_per_second: 60").replace(
         "duration_seconds: 20", "duration_seconds: 60"
     )
-    plan = plan_of(writer, parse_scenario(text + "sessions: {turns: 2, think_seconds: 0.1}\n", "t.yaml"))
+    plan = plan_of(writer, parse(text + "sessions: {turns: 2, think_seconds: 0.1}\n", Scenario, name="t.yaml"))
     assert len(plan.requests) == pytest.approx(3600, rel=0.06)

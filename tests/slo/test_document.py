@@ -94,7 +94,7 @@ def test_goodput_needs_every_condition_that_applies() -> None:
         ("target: 0.95", "target: 1.0", 26, "spec.objectives[0]", "leaves no error budget"),
         ("target: 0.95", "targget: 0.95", 29, "spec.objectives[0].targget", "did you mean 'target'"),
         ("      op: lte\n", "", 26, "spec.objectives[0]", "needs op and value"),
-        ("  service: llm-serving\n", "", 8, "spec.service", "is missing"),
+        ("  service: llm-serving\n", "", 8, "spec.service", "missing: add it"),
         ("duration: 30d", "duration: a month", 22, "spec.timeWindow[0].duration", "should match pattern"),
         (
             "request-field: ttft_seconds",

@@ -32,7 +32,7 @@ def test_a_wrong_variable_is_named() -> None:
 def test_a_wrong_key_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "prefixwatch.yaml"
     file.write_text("router:\n  prot: 8100\n")
-    with pytest.raises(DocumentError, match=r"prefixwatch\.yaml:2: router\.prot: unknown key; did you mean 'port'"):
+    with pytest.raises(DocumentError, match=r"prefixwatch\.yaml:2: router\.prot: unknown key: did you mean 'port'"):
         load_config(file, {})
 
 
@@ -43,3 +43,23 @@ def test_tenants_salts_reach_the_router_and_no_message(tmp_path: Path) -> None:
     assert "s3cret" not in repr(config)
     router = config.router_config([WorkerConfig(name="w0", url="http://127.0.0.1:1")], None, 16)
     assert router.tenants.salts == {"acme": "s3cret"}
+
+
+def test_the_exporter_scrapes_the_fleet_and_its_own_targets(tmp_path: Path) -> None:
+    file = tmp_path / "prefixwatch.yaml"
+    file.write_text(
+        "fleet: {targets: [{name: w0, url: 'http://h:8001', kv_events: 'tcp://h:5557'}]}\n"
+        "exporter: {interval_seconds: 2, targets: [{name: edge, url: 'http://h:8000'}]}\n"
+    )
+    config = load_config(file, {})
+    exporter = config.exporter_config(config.fleet.targets)
+    assert [(target.name, target.url, target.kv_events) for target in exporter.targets] == [
+        ("w0", "http://h:8001/metrics", "tcp://h:5557"),
+        ("edge", "http://h:8000/metrics", None),
+    ]
+    assert exporter.interval_seconds == 2
+
+
+def test_an_exporter_without_targets_is_told() -> None:
+    with pytest.raises(DocumentError, match="list nothing to scrape"):
+        PrefixwatchConfig().exporter_config([])
