@@ -132,14 +132,13 @@ def _process(*arguments: str) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _bodies(words: int) -> Iterator[bytes]:
-    """Prompts of so many words; three quarters shared by all."""
+    """Conversations of so many words: three quarters are a system prompt that all share."""
     vocabulary = ["time", "way", "year", "work", "day", "man", "world", "life", "hand", "part"]
     random_words = random.Random(1)
-    shared = " ".join(random_words.choices(vocabulary, k=words * 3 // 4))
+    shared = {"role": "system", "content": " ".join(random_words.choices(vocabulary, k=words * 3 // 4))}
     while True:
-        own = " ".join(random_words.choices(vocabulary, k=words // 4))
-        message = {"role": "user", "content": f"{shared} {own}"}
-        yield json.dumps({"model": "tiny", "stream": True, "max_tokens": 64, "messages": [message]}).encode()
+        own = {"role": "user", "content": " ".join(random_words.choices(vocabulary, k=words // 4))}
+        yield json.dumps({"model": "tiny", "stream": True, "max_tokens": 64, "messages": [shared, own]}).encode()
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Samples]:

@@ -22,7 +22,7 @@ Source: alibaba/rtp-llm `rtp_llm/flexlb`, WorkerBatcher.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -34,11 +34,11 @@ Batcher = Literal["none", "fixed_window", "slo_budget"]
 
 
 class Queued(NamedTuple):
-    """A request in the queue; `leave_by` is the order in which the queue is served, in seconds."""
+    """A request in the queue, which is served in order of `leave_by`; times in seconds."""
 
     leave_by: float
     queued_at: float
-    id: str
+    request: Hashable
     prefill: Prefill
 
 
@@ -46,7 +46,7 @@ class Departure(NamedTuple):
     """A batch that left the queue."""
 
     at: float
-    members: dict[str, Prefill]
+    members: dict[Hashable, Prefill]
 
 
 @dataclass(slots=True)
@@ -68,15 +68,16 @@ class BatchQueue:
         elapsed_ms = 1000.0 * (now - self.waiting[0].queued_at) if self.waiting else 0.0
         return fixed_window_wait_ms(len(self.waiting), elapsed_ms, self.size_max, self.window_ms)
 
-    def add(self, request_id: str, prefill: Prefill, now: float, budget_ms: float) -> None:
+    def add(self, request: Hashable, prefill: Prefill, now: float, budget_ms: float) -> None:
         """Queue a request; `budget_ms` is what is left of its SLO once prefill and the worker's queue are paid."""
         leave_after_ms = max(0.0, budget_ms) if self.kind == "slo_budget" else self.window_ms
-        insort(self.waiting, Queued(now + leave_after_ms / 1000.0, now, request_id, prefill))
+        queued = Queued(now + leave_after_ms / 1000.0, now, request, prefill)
+        insort(self.waiting, queued, key=lambda queued: queued.leave_by)
 
-    def take(self, request_id: str) -> Queued | None:
+    def take(self, request: Hashable) -> Queued | None:
         """Take a request out before its batch leaves; None where it isn't queued."""
         for position, queued in enumerate(self.waiting):
-            if queued.id == request_id:
+            if queued.request is request:
                 return self.waiting.pop(position)
         return None
 
@@ -109,7 +110,7 @@ class BatchQueue:
         return size
 
     def _leave(self, at: float, size: int) -> Departure:
-        members = {queued.id: queued.prefill for queued in self.waiting[:size]}
+        members = {queued.request: queued.prefill for queued in self.waiting[:size]}
         del self.waiting[:size]
         return Departure(at, members)
 

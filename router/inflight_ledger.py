@@ -14,7 +14,7 @@ Source: alibaba/rtp-llm `rtp_llm/flexlb`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from router.policy import LoadReport
@@ -27,11 +27,11 @@ ENTRY_TTL_SECONDS = 300.0
 class Batch:
     """Prompts sent together."""
 
-    members: Mapping[str, Prefill]
+    members: Mapping[Hashable, Prefill]
     predicted_ms: float
     dispatched_at: float
     progress_base: float
-    outstanding: set[str]
+    outstanding: set[Hashable]
     """Members without a first token."""
     seen_running: bool = False
     failed: bool = False
@@ -59,7 +59,7 @@ class InflightLedger:
         """Requests without a first token."""
         return sum(len(batch.outstanding) for batch in self.batches)
 
-    def dispatch(self, members: Mapping[str, Prefill], predicted_ms: float, now: float) -> None:
+    def dispatch(self, members: Mapping[Hashable, Prefill], predicted_ms: float, now: float) -> None:
         """These prompts are sent as one batch."""
         self.batches.append(Batch(members, predicted_ms, now, now, set(members)))
 
@@ -86,21 +86,21 @@ class InflightLedger:
                 queued = 0
                 batch.seen_running = True
 
-    def first_token(self, request_id: str, now: float) -> Measured | None:
+    def first_token(self, request: Hashable, now: float) -> Measured | None:
         """The prompt is prefilled; answers the batch's time when it was its last and none of its members failed.
 
         The time counts from the dispatch, or from when the batch before was through if that was later.
         """
-        batch = self._settle(request_id)
+        batch = self._settle(request)
         if batch is None or batch.outstanding:
             return None
         started_at = self.start_of(batch.dispatched_at)
         self.last_done_at = now
         return None if batch.failed else Measured(list(batch.members.values()), 1000.0 * (now - started_at))
 
-    def fail(self, request_id: str) -> None:
+    def fail(self, request: Hashable) -> None:
         """The request is gone without a first token; no effect when it had one."""
-        batch = self._settle(request_id)
+        batch = self._settle(request)
         if batch is not None:
             batch.failed = True
 
@@ -113,10 +113,10 @@ class InflightLedger:
         while self.batches and now - self.batches[0].dispatched_at > ENTRY_TTL_SECONDS:
             self.batches.pop(0)
 
-    def _settle(self, request_id: str) -> Batch | None:
+    def _settle(self, request: Hashable) -> Batch | None:
         for position, batch in enumerate(self.batches):
-            if request_id in batch.outstanding:
-                batch.outstanding.discard(request_id)
+            if request in batch.outstanding:
+                batch.outstanding.discard(request)
                 if not batch.outstanding:
                     del self.batches[position]
                 return batch

@@ -37,9 +37,7 @@ def weighted_scores(
     """The profile's weighted sum by worker name."""
     queue, kv = queue_scores(workers), kv_cache_scores(workers)
     return {
-        worker.name: prefix_weight * prefix_scores.get(worker.name, 0.0)
-        + queue_weight * queue[k]
-        + kv_weight * kv[k]
+        worker.name: prefix_weight * prefix_scores.get(worker.name, 0.0) + queue_weight * queue[k] + kv_weight * kv[k]
         for k, worker in enumerate(workers)
     }
 

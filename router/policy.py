@@ -21,9 +21,9 @@ from kvcache.blocks import Hashes, Tokens
 ViewSource = Literal["history", "events"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RouteRequest:
-    """A request as a policy sees it.
+    """A request as a policy sees it. Compares by identity, so policies can file by it: clients may use an id twice.
 
     `tokens` is the rendered prompt (empty where only block ids are known, as in some traces); `blocks` are its
     chain hashes, one a full block of `block_size` tokens, already rooted in the tenant's namespace. `text` is what the

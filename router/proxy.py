@@ -25,7 +25,7 @@ from router.exchange import Exchange, Outcome, outcome_of_status
 from router.health import Fault, HealthMonitor
 from router.metrics import RouterMetrics
 from router.policy import NoWorkers, RouteRequest
-from router.prompt import Prompt, PromptReader, tokens_or_none
+from router.prompt import CHAT, COMPLETIONS, Prompt, PromptReader, tokens_or_none
 from router.relay import Relay
 from router.sse import AnswerWatch
 from router.upstream import UpstreamFault, forward_headers, opened
@@ -68,7 +68,9 @@ class Proxy:
         self._wants_tokens = needs.tokens or self.wants_blocks
         self._wants_text = needs.text
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
-        self._urls = {worker.name: worker.url for worker in config.workers}
+        self._urls = {
+            (worker.name, path): URL(worker.url + path) for worker in config.workers for path in (CHAT, COMPLETIONS)
+        }
         self._numbers = itertools.count(1)
 
     def close(self) -> None:
@@ -178,8 +180,9 @@ class Proxy:
         prompt: Prompt,
         headers: CIMultiDict[str],
     ) -> web.StreamResponse:
-        query = f"?{request.query_string}" if request.query_string else ""
-        url = URL(f"{self._urls[placement.worker]}{request.path}{query}", encoded=True)
+        url = self._urls[placement.worker, request.path]
+        if request.query_string:
+            url = url.with_query(request.query_string)
         seconds = self._config.timeouts.first_byte_seconds
         async with opened(self._session, url, headers, prompt.body, seconds) as opening:
             answer = exchange.watch = AnswerWatch()

@@ -31,6 +31,10 @@ class RoutedHashes:
         """Workers that were sent this hash, the latest last."""
         return self._holders.get(value, {}).keys()
 
+    def latest(self, value: int) -> str | None:
+        """The worker that was sent this hash last."""
+        return next(reversed(self._holders.get(value, {})), None)
+
     def store(self, worker: str, values: Iterable[int]) -> None:
         """Note these for the worker; the last of them is the last that `trim` takes."""
         used, holders = self._used.setdefault(worker, OrderedDict()), self._holders

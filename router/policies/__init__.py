@@ -7,17 +7,44 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from router.policies.affinity import Affinity
 from router.policies.cache_aware import CacheAware
+from router.policies.cache_aware_v1 import CacheAwareV1
+from router.policies.kvaware import KvAware
 from router.policies.least_load import LeastLoad
+from router.policies.llmd_approx import LlmdApprox
+from router.policies.llmd_precise import LlmdPrecise
+from router.policies.loadaware import LoadAware
+from router.policies.loadaware_tokens import LoadAwareTokens
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.prefix_hash import PrefixHash
 from router.policies.prefix_hash_v1 import PrefixHashV1
+from router.policies.prefixaware import PrefixAware
 from router.policies.round_robin import RoundRobin
 from router.policies.score import Score
+from router.policies.session import Session
 from router.policy import Policy
 
 POLICIES: Mapping[str, type[Policy]] = {
-    policy.name: policy for policy in (RoundRobin, LeastLoad, PowerOfTwo, PrefixHash, PrefixHashV1, CacheAware, Score)
+    policy.name: policy
+    for policy in (
+        RoundRobin,
+        LeastLoad,
+        PowerOfTwo,
+        Session,
+        PrefixHash,
+        PrefixHashV1,
+        CacheAware,
+        CacheAwareV1,
+        PrefixAware,
+        KvAware,
+        LoadAware,
+        LoadAwareTokens,
+        LlmdPrecise,
+        LlmdApprox,
+        Affinity,
+        Score,
+    )
 }
 
 

@@ -131,9 +131,10 @@ class CacheAwareV1(Policy):
         matched_tokens = min(depth * request.block_size, request.prompt_tokens)
         if matched_tokens <= self.options.cache_threshold * request.prompt_tokens:
             return Decision(_first_least_loaded(fleet.workers).name, "below_threshold")
-        owner = next(reversed(list(self.sent.holders(request.blocks.item(depth - 1)))))
+        owner = self.sent.latest(request.blocks.item(depth - 1))
         if all(worker.name != owner for worker in fleet.workers):
             return Decision(fleet.workers[0].name, "owner_unhealthy")
+        assert owner is not None
         return Decision(owner, "cache_hit", depth)
 
     def _by_events(self, request: RouteRequest, fleet: Fleet) -> Decision:

@@ -106,10 +106,10 @@ class _Book:
             self._cached = now, self.ledger.remaining_ms(now)
         return self._cached[1]
 
-    def first_token(self, request_id: str, now: float) -> None:
-        queued = self.queue.take(request_id)
+    def first_token(self, request: RouteRequest, now: float) -> None:
+        queued = self.queue.take(request)
         if queued is None:
-            measured = self.ledger.first_token(request_id, now)
+            measured = self.ledger.first_token(request, now)
             if measured is not None:
                 self.predictor.learn(measured.batch, measured.milliseconds)
             return
@@ -130,12 +130,12 @@ class FlexLbFormula(Policy):
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
         super().__init__(seed=seed, **options)
         self._books: dict[str, _Book] = {}
-        self._looked: tuple[str, Mapping[str, int]] = ("", {})
+        self._looked: tuple[RouteRequest | None, Mapping[str, int]] = (None, {})
         self._make_predictor()  # a calibration that can't be fitted is refused now
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
         depths = fleet.hit_blocks(request)
-        self._looked = request.id, depths
+        self._looked = request, depths
         estimates = [self._estimate(request, worker, depths, fleet.now_seconds) for worker in fleet.workers]
         scores = {estimate.worker.name: float(estimate.score_ms) for estimate in estimates}
         available = [estimate for estimate in estimates if self._books[estimate.worker.name].available]
@@ -156,24 +156,24 @@ class FlexLbFormula(Policy):
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         book = self._book(worker)
         looked_for, depths = self._looked
-        prefill = _prefill(request, depths.get(worker, 0) if looked_for == request.id else 0)
+        prefill = _prefill(request, depths.get(worker, 0) if looked_for is request else 0)
         budget_ms = 0.0
         if self.options.batcher == "slo_budget":
             wait_ms = book.inflight_ms(now_seconds) + book.queue.wait_ms(now_seconds)
             budget_ms = self.options.slo_ms - book.predictor.predict_ms([prefill]) - wait_ms
-        book.queue.add(request.id, prefill, now_seconds, budget_ms)
+        book.queue.add(request, prefill, now_seconds, budget_ms)
         book.advance(now_seconds, None)
 
     def on_first_token(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         book = self._books.get(worker)
         if book is not None:
             book.advance(now_seconds, None)
-            book.first_token(request.id, now_seconds)
+            book.first_token(request, now_seconds)
 
     def on_end(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         book = self._books.get(worker)
-        if book is not None and book.queue.take(request.id) is None:
-            book.ledger.fail(request.id)
+        if book is not None and book.queue.take(request) is None:
+            book.ledger.fail(request)
 
     def on_worker_removed(self, worker: str) -> None:
         self._books.pop(worker, None)

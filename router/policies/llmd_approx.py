@@ -13,9 +13,9 @@ holds on the way, with or without those before it. `contiguous` stops a worker's
 
 with queue_i as in `llmd_precise`. Highest wins; ties uniformly random. A worker without a report counts as empty.
 
-Defaults: block_bytes 64, max_blocks 256, lru_hashes 31250, contiguous false, prefix_weight 3, queue_weight 2, kv_weight 2
-(the optimized-baseline chart). The tenant stands where the source puts the cache salt. Where there is no text (traces,
-prompts of token ids) the tokens' bytes stand for it, four a token: 16 tokens a block.
+Defaults: block_bytes 64, max_blocks 256, lru_hashes 31250, contiguous false, prefix_weight 3, queue_weight 2,
+kv_weight 2 (the optimized-baseline chart). The tenant stands where the source puts the cache salt. Where there is no
+text (traces, prompts of token ids) the tokens' bytes stand for it, four a token: 16 tokens a block.
 
 Known faults, kept: hashes without their predecessors are counted, which no engine can reuse; prompts that agree in
 their first 16 KiB are one to it. Not modelled: sizing the LRU by the GPU blocks that a worker reports.

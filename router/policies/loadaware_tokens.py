@@ -1,6 +1,6 @@
 """Load aware by tokens: as `loadaware`, with each worker's outstanding tokens in the place of its request count.
 
-    W_i = uncached prompt tokens sent and not yet answered + gamma · output tokens still allowed to its requests in flight
+    W_i = uncached prompt tokens sent and not yet answered + gamma · output tokens allowed to its requests in flight
 
 A request that names no limit of output tokens counts `expected_output_tokens`; what it has generated so far isn't
 taken off, which a policy isn't told.

@@ -6,8 +6,8 @@ a uniformly random one of the last such set, all candidates where nothing matche
 The match counts whole chunks, also for a short tail. Below `prefix_min_match_length` characters: lowest request
 rate, as in `session`, still noted.
 
-Defaults: chunk_characters 128, prefix_min_match_length 0, statistics_window_seconds 60. Ties: random. Here a path is one
-chained hash (XXH64 of the chunk and the hash before it) instead of a trie node, which finds the same paths.
+Defaults: chunk_characters 128, prefix_min_match_length 0, statistics_window_seconds 60. Ties: random. Here a path is
+one chained hash (XXH64 of the chunk and the hash before it) instead of a trie node, which finds the same paths.
 
 Where there is no text (traces, prompts of token ids) the tokens' bytes stand for it, four a token: 32 tokens a
 chunk, the usual four characters a token. Paths are kept apart by tenant.

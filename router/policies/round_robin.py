@@ -37,3 +37,7 @@ class RoundRobin(Policy):
         if len(self._turn) > _SETS_REMEMBERED:
             self._turn.popitem(last=False)
         return Decision(names[turn % len(names)], "next_in_turn")
+
+    def on_worker_removed(self, worker: str) -> None:
+        for names in [names for names in self._turn if worker in names]:
+            del self._turn[names]

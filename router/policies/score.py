@@ -27,12 +27,12 @@ Source: ours.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.policy import Decision, Fleet, LoadReport, Needs, Policy, RouteRequest, Worker
+from router.recent_requests import RecentRequests
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,11 @@ class Score(Policy):
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
         super().__init__(seed=seed, **options)
         self._ms_per_token = 1000.0 / self.options.prefill_tokens_per_second
-        self._recent: deque[tuple[float, str]] = deque()
-        self._recent_count: Counter[str] = Counter()
+        self._recent = RecentRequests(self.options.hotspot_window_seconds)
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
         depths = fleet.hit_blocks(request)
-        self._expire(fleet.now_seconds)
+        self._recent.expire(fleet.now_seconds)
         deepest = max((depths.get(worker.name, 0) for worker in fleet.workers), default=0) if depths else 0
         scores = self._scores(request, fleet, depths, deepest)
         best = max(scores.values())
@@ -78,12 +77,10 @@ class Score(Policy):
         return Decision(chosen, _reason(depth, deepest), depth, scores)
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
-        self._recent.append((now_seconds, worker))
-        self._recent_count[worker] += 1
+        self._recent.add(worker, now_seconds)
 
     def on_worker_removed(self, worker: str) -> None:
-        self._recent = deque(entry for entry in self._recent if entry[1] != worker)
-        self._recent_count.pop(worker, None)
+        self._recent.forget(worker)
 
     def _scores(self, request: RouteRequest, fleet: Fleet, depths: Mapping[str, int], deepest: int) -> dict[str, float]:
         workers, ms_per_token = fleet.workers, self._ms_per_token
@@ -92,11 +89,11 @@ class Score(Policy):
         patience_ms = self.options.queue_patience * cold_ms
         queue_scale = patience_ms / (patience_ms + sum(queues_ms) / len(workers))
         request_ms, free_ms = self._hotspot_ms(cold_ms, len(workers))
-        recent = self._recent_count.get
+        recent = self._recent.count
         scores = {}
         for worker, queue_ms in zip(workers, queues_ms, strict=True):
             name = worker.name
-            hotspot_ms = recent(name, 0) * request_ms - free_ms
+            hotspot_ms = recent(name) * request_ms - free_ms
             scores[name] = -queue_ms * queue_scale - (hotspot_ms if hotspot_ms > 0 else 0.0)
         block, prompt = request.block_size, request.prompt_tokens
         for name, depth in depths.items():
@@ -148,11 +145,6 @@ class Score(Policy):
             needed = (request.prompt_tokens + request.max_output_tokens - hit) / capacity
             over = usage + needed - options.kv_pressure_start_ratio
             scores[worker.name] -= max(0.0, over) * capacity * options.reuse_ratio * self._ms_per_token
-
-    def _expire(self, now_seconds: float) -> None:
-        recent, oldest = self._recent, now_seconds - self.options.hotspot_window_seconds
-        while recent and recent[0][0] < oldest:
-            self._recent_count[recent.popleft()[1]] -= 1
 
 
 def _reason(depth: int, deepest: int) -> str:

@@ -2,65 +2,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kvcache.blocks import as_tokens, block_hashes
+from kvcache.blocks import as_tokens
 from router.policies import POLICIES, describe, make_policy
 from router.policies.least_load import kv_pressure_seconds
 from router.policies.prefix_hash import prefix_key
-from router.policy import Decision, Fleet, LoadReport, Policy, RouteRequest, Worker
+from router.policy import Fleet, LoadReport, RouteRequest, Worker
+from tests.router.fleets import BLOCK, a_fleet, a_request, serve_at_once
 
-BLOCK = 16
-
-
-def a_request(first_token: int = 1, prompt_tokens: int = 160, request_id: str = "r") -> RouteRequest:
-    tokens = as_tokens(np.arange(first_token, first_token + prompt_tokens))
-    return RouteRequest(request_id, prompt_tokens, tokens, block_hashes(tokens, BLOCK), BLOCK)
-
-
-def a_fleet(in_flight: list[int], hits: Mapping[str, int] | None = None, now: float = 0.0, **fields: Any) -> Fleet:
-    """Workers w0, w1, …; each keyword gives a `Worker` field for all of them, as a list."""
-    workers = [
-        Worker(f"w{k}", in_flight=load, **{name: values[k] for name, values in fields.items()})
-        for k, load in enumerate(in_flight)
-    ]
-    return Fleet(workers, lambda request: hits or {}, now)
-
-
-def serve_at_once(policy: Policy, fleet: Fleet, requests: list[RouteRequest]) -> list[Decision]:
-    """Each request placed and finished before the next: nothing is ever in flight at a decision."""
-    decisions = []
-    for request in requests:
-        decision = policy.choose(request, fleet)
-        for happened in (policy.on_admit, policy.on_first_token, policy.on_end):
-            happened(request, decision.worker, fleet.now_seconds)
-        decisions.append(decision)
-    return decisions
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=20, deadline=None)
-@given(
-    loads=st.lists(st.integers(0, 50), min_size=1, max_size=6),
-    hits=st.dictionaries(st.sampled_from([f"w{k}" for k in range(8)]), st.integers(1, 10)),
-    seed=st.integers(0, 3),
-)
-def test_a_policy_answers_with_a_candidate_and_a_declared_reason_and_repeats_itself(
-    name: str, loads: list[int], hits: dict[str, int], seed: int
-) -> None:
-    fleet = a_fleet(loads, hits)
-    requests = [a_request(k) for k in range(5)]
-    runs = [serve_at_once(make_policy(name, seed=seed), fleet, requests) for _ in range(2)]
-    assert runs[0] == runs[1]
-    for decision in runs[0]:
-        assert decision.worker in [worker.name for worker in fleet.workers]
-        assert decision.reason in POLICIES[name].reasons
+FIRST_ON_TIES = {"prefix_hash", "prefix_hash_v1", "cache_aware_v1"}
+"""Deterministic by design or, for cache_aware_v1, the published fault F-1."""
+BLIND_TO_REQUESTS_IN_FLIGHT = {
+    *("prefix_hash", "prefix_hash_v1", "round_robin"),
+    "prefixaware",  # no load term
+    *("llmd_approx", "llmd_precise"),  # see load only as the engines last reported it
+}
 
 
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.deterministic])
@@ -71,7 +31,7 @@ def test_a_deterministic_policy_ignores_its_seed(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"prefix_hash", "prefix_hash_v1"}))
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - FIRST_ON_TIES))
 def test_an_idle_fleet_spreads_unique_prompts(name: str) -> None:
     """sgl-project/sglang#32983, F-1: deterministic ties send every miss on an idle fleet to one worker."""
     served = Counter(
@@ -82,7 +42,7 @@ def test_an_idle_fleet_spreads_unique_prompts(name: str) -> None:
     assert max(served.values()) <= 14
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"prefix_hash", "prefix_hash_v1", "round_robin"}))
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - BLIND_TO_REQUESTS_IN_FLIGHT))
 def test_requests_in_flight_are_seen_before_the_next_decision(name: str) -> None:
     """sgl-project/sglang#15473 (RT03): eight concurrent long prompts split 4/4 (±1) over two workers."""
     policy, fleet = make_policy(name), a_fleet([0, 0])

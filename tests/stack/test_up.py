@@ -1,0 +1,85 @@
+"""`prefixwatch up`: the whole stack starts, answers, is scraped by a real Prometheus, and stops without a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.process import free_ports
+
+CONFIG = """\
+fleet: {{workers: 2}}
+router: {{port: {router}}}
+exporter: {{listen: "127.0.0.1:{exporter}", interval_seconds: 1}}
+"""
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)
+
+
+def chat(url: str) -> Any:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "carpet ratio differ " * 40}], "max_tokens": 2}
+    request = urllib.request.Request(
+        f"{url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return json.load(response)
+
+
+@pytest.mark.prometheus
+def test_the_stack_comes_up_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    router_port, exporter_port = free_ports(2)
+    config = tmp_path / "prefixwatch.yaml"
+    config.write_text(CONFIG.format(router=router_port, exporter=exporter_port))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stack.cli", "up", "--config", str(config), "--folder", str(tmp_path / "up")],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        urls = _printed_urls(process)
+        cached = [chat(urls["router"])["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
+        assert cached[0] == 0
+        assert cached[1] > 0
+        assert _eventually(urls["Prometheus"], "sum(prefixwatch_prefix_hit_tokens_total)") == cached[1]
+        assert _eventually(urls["Prometheus"], "count(prefixwatch_target_up == 1)") == 3
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+    finally:
+        process.kill()
+
+
+def _printed_urls(process: subprocess.Popen[str]) -> dict[str, str]:
+    assert process.stdout is not None
+    urls: dict[str, str] = {}
+    for line in process.stdout:
+        if line.startswith("Ctrl-C"):
+            return urls
+        if found := re.match(r"\s*(\S+)\s+(http\S+)", line):
+            urls[found[1]] = found[2].rstrip("/")
+    raise AssertionError(f"up ended with code {process.wait()} before it was ready")
+
+
+def _eventually(prometheus: str, query: str) -> float | None:
+    """The query's value once it is above 0; None if it never is."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        result = get(f"{prometheus}/api/v1/query?query={urllib.parse.quote(query)}")["data"]["result"]
+        if result and float(result[0]["value"][1]) > 0:
+            return float(result[0]["value"][1])
+        time.sleep(0.5)
+    return None
