@@ -27,6 +27,8 @@ from engines.vllm_server import KvEventEndpoints, VllmOptions
 EngineKind = Literal["vllm", "simulated"]
 
 _VLLM_START_SECONDS = 300.0
+_BEHIND_THE_CLIENT = ("nice", "-n", "10")
+"""An engine on the CPU takes all of it; what measures it on the same machine must not queue behind it."""
 _SIMULATED_START_SECONDS = 30.0
 _RESET_SECONDS = 10.0
 _SOCKET_PATH_BYTES = 100  # the system's limit for a socket's path is 104 on macOS, 108 on Linux
@@ -64,7 +66,7 @@ async def start_vllm(count: int, model_dir: Path, log_dir: Path, **options: Any)
 
     def launch(name: str, port: int, events: KvEventEndpoints) -> EngineHandle:
         command = vllm_server.command(python, model_dir, name, port=port, events=events, options=settings)
-        process = ManagedProcess(name, command, log_dir / f"{name}.log", environment)
+        process = ManagedProcess(name, [*_BEHIND_THE_CLIENT, *command], log_dir / f"{name}.log", environment)
         url = f"http://127.0.0.1:{port}"
         return EngineHandle(name, "vllm", url, settings.served_model_name, settings.block_size, events, process)
 

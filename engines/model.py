@@ -138,6 +138,14 @@ class EngineModel:
     def kv_usage_ratio(self) -> float:
         return self.pool.usage_ratio
 
+    def prompt_tokens_left(self) -> list[tuple[SequenceState, int]]:
+        """Every request here, with the prompt tokens that are neither computed nor being computed in this step."""
+        in_work = {sequence.id: computed for sequence, computed in self._batch or ()}
+        return [
+            (sequence, max(0, sequence.prompt_tokens - sequence.computed_tokens - in_work.get(sequence.id, 0)))
+            for sequence in self._sequences.values()
+        ]
+
     def hit_depth(self, blocks: Sequence[int] | Hashes) -> int:
         """Leading blocks of a prompt that would be found now."""
         return self.pool.match(_as_list(blocks))

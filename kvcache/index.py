@@ -25,7 +25,7 @@ class BlockIndex:
         self._holders: dict[int, int] = {}
         self._held: dict[str, set[int]] = {}
         self._bit: dict[str, int] = {}
-        self._name_at: list[str] = []  # by position of the bit; stale where no worker has it
+        self._name_at: list[str] = []  # by position of the bit; empty where no worker has it
         self._live = 0
         self._free_bits: list[int] = []
         self._dead: deque[tuple[int, set[int]]] = deque()
@@ -160,6 +160,7 @@ class BlockIndex:
         """Take the worker's bit out of every answer now, and out of the map piece by piece."""
         bit = self._bit.pop(worker)
         self._live &= ~bit
+        self._name_at[bit.bit_length() - 1] = ""
         self._dead.append((bit, self._held.pop(worker)))
 
     def _sweep(self, budget: int) -> None:

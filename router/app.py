@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from documents import DocumentError, load
 from kvcache.feed import WorkerFeed
 from kvcache.index import BlockIndex
 from kvcache.subscriber import KvEventSubscriber
 from kvcache.tokenizer import Tokenizer, TokenizerError
 from router.cache_view import CacheView, EventView, HistoryView, NoView
-from router.config import RouterConfig, load_config
+from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.errors import RouterError
 from router.health import HealthMonitor
@@ -189,6 +190,8 @@ def create_app(config: RouterConfig, *, policy: Policy, tokenizer: Tokenizer | N
     noticed. Raises RouterError when the policy needs what the configuration doesn't give.
     """
     needs = policy.needs
+    if needs.truth:
+        raise RouterError(f"policy {policy.name} needs to know the engines' true state: run it with prefixwatch simulate")
     if tokenizer is None and (needs.tokens or needs.cache_view or config.always_predict):
         raise RouterError(f"policy {policy.name} looks at tokens: set model_dir to the folder of the served model")
     if needs.cache_view and config.cache_view.source == "none":
@@ -222,7 +225,6 @@ async def serve(config: RouterConfig, *, ready: Callable[[str], None] = lambda a
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
     await runner.setup()
     try:
-        await app[ROUTER].wait_for_workers()
         site = web.TCPSite(runner, config.host, config.port, backlog=1024)
         try:
             await site.start()
@@ -231,6 +233,7 @@ async def serve(config: RouterConfig, *, ready: Callable[[str], None] = lambda a
                 f"can't listen on {config.host}:{config.port}: {error.strerror}; "
                 "stop what runs there or choose another port (0 picks a free one)"
             ) from error
+        await app[ROUTER].wait_for_workers()  # until then /health and requests answer 503
         gc.collect()
         gc.freeze()  # what was imported stays for good; walking it again would stop every stream for tens of ms
         ready(_address(runner, config))
@@ -244,10 +247,10 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file, see router/config.py")
     arguments = parser.parse_args()
     try:
-        config = load_config(arguments.config)
+        config = load(arguments.config, RouterConfig)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_until_signalled(config))
-    except RouterError as error:
+    except (DocumentError, RouterError) as error:
         print(f"router: {error}", file=sys.stderr)
         return 2
     return 0

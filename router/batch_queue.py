@@ -13,7 +13,7 @@ A batch leaves when it is full or τ after its head came.
 
 `slo_budget` orders requests by the latest time they can be dispatched: arrival + max(0, SLO − predicted prefill − wait
 at the worker). A newcomer waits max(0, the head's − now), 0 in an empty queue. A batch leaves when it is full, or
-40 ms before the head's time; others join the head, in order, while the predicted time of the batch grows by no more than
+40 ms before the head's time; others join the head, in order, while the batch's predicted time grows by no more than
 those 40 ms. Not modelled: the target size from the arrival rate, the emergency budget and Auto-TPM.
 
 Source: alibaba/rtp-llm `rtp_llm/flexlb`, WorkerBatcher.

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
-from router.errors import RouterError
 
 CLIENT_SALT_PREFIX = "client:"
 
@@ -139,20 +137,3 @@ class RouterConfig(_Section):
                     "or use 'history'"
                 )
         return self
-
-
-def load_config(file: Path) -> RouterConfig:
-    """The configuration in a YAML or JSON file. Raises RouterError naming the file and every wrong field."""
-    try:
-        values = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise RouterError(f"can't read the router's configuration {file}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise RouterError(f"{file} is neither YAML nor JSON: {error}") from error
-    try:
-        return RouterConfig.model_validate(values)
-    except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'the file'}: {item['msg']}" for item in error.errors()
-        )
-        raise RouterError(f"{file}: {wrong}") from error

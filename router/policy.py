@@ -67,6 +67,8 @@ class Worker:
     served: int = 0
     """Requests ever placed here."""
     report: LoadReport | None = None
+    backlog_seconds: float | None = None
+    """True time until the engine has prefilled all it has; only the simulator can know (`Needs.truth`)."""
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ class Fleet:
     now_seconds: float
     view: ViewSource = "history"
     """What the lookup knows from: the router's own routing history, or the engines' KV events."""
+    prefill_seconds: Callable[[int, int], float] | None = None
+    """True time to prefill (prompt tokens, cached tokens) on an idle engine; only the simulator can know."""
 
     def hit_blocks(self, request: RouteRequest) -> Mapping[str, int]:
         return self.lookup(request)
@@ -109,6 +113,8 @@ class Needs:
     engine_load: bool = False
     text: bool = False
     """Reads the prompt as plain text; where there is none, its tokens."""
+    truth: bool = False
+    """The lookup, `Worker.backlog_seconds` and `Fleet.prefill_seconds` must be the engines' true state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,17 +158,29 @@ class PrefixTreeLoad:
             todo.extend(current.children.values())
 
     def forget_worker(self, worker: str) -> None:
-        """Nothing is at this worker any more."""
-        todo = [self.root]
-        while todo:
-            node = todo.pop()
-            if worker in node.workers:
-                self._uncharge(node)
-                node.workers.discard(worker)
-                del node.running[worker]
-                self._charge(node)
-            todo.extend(node.children.values())
+        """Nothing is at this worker any more; what was at no other is dropped."""
+        for node in self.nodes():
+            self._uncharge(node)
+            node.workers.discard(worker)
+            del node.running[worker]
+            self._charge(node)
+        for count in list(self.counts):
+            count.first_tokens.pop(worker, None)
+            if not count.node.workers:
+                del self.counts[count]
+                count.node.count = None
+        self._entries = deque(entry for entry in self._entries if entry[1] in self.counts)
+        for node in reversed(self.nodes()):
+            if node.parent is not None and not (node.children or node.workers or node.running):
+                del node.parent.children[node.blocks[0]]
         self.costs.pop(worker, None)
+
+    def nodes(self) -> list[Node]:
+        """All nodes, each after its parent."""
+        found = [self.root]
+        for node in found:
+            found.extend(node.children.values())
+        return found
 
     def expire(self, now: float) -> None:
         """Let go of what has left the window."""

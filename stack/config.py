@@ -145,7 +145,7 @@ class PrefixwatchConfig(_Section):
             model_dir=model_dir,
             block_size=block_size,
             cache_view=section.cache_view,
-            always_predict=True,
+            always_predict=model_dir is not None,
             tenants=TenantsConfig(
                 header=section.tenant_header, salts=salts, trust_client_salt=section.trust_client_salt
             ),

@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from engines.model import (
     BlockEvicted,
@@ -35,7 +35,8 @@ from loadgen.records import Outcome, RequestRecord
 from router.cache_view import CacheView, HistoryView, NoView
 from router.ledger import Ledger, Ticket
 from router.policies import make_policy
-from router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest, ViewSource
+from router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest
+from stack.engine_views import EngineView, TruthView
 from stack.synthetic import infinite_cache_tokens
 from stack.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
 
@@ -86,27 +87,6 @@ class SimulationResult:
         return _max_over_mean(self.records, [worker.name for worker in self.workers])
 
 
-class _EngineView:
-    """What the engines themselves say they hold, without delay."""
-
-    source: ClassVar[ViewSource] = "events"
-
-    def __init__(self, index: BlockIndex) -> None:
-        self._index = index
-
-    def depths(self, request: RouteRequest) -> Mapping[str, int]:
-        return self._index.depths(request.blocks)
-
-    def routed(self, request: RouteRequest, worker: str) -> None:
-        return
-
-    def worker_removed(self, worker: str) -> None:
-        self._index.forget(worker)
-
-    def block_count(self, worker: str) -> int:
-        return self._index.block_count(worker)
-
-
 class FleetSimulation:
     """One run: create, `run` once. `engine` describes every worker alike."""
 
@@ -130,6 +110,10 @@ class FleetSimulation:
         self._number = {worker.name: k for k, worker in enumerate(self._workers)}
         self._models = [EngineModel(self._engine) for _ in range(workers)]
         self._busy = [False] * workers
+        self._step_ends_s = [0.0] * workers
+        self._truth = self._view if isinstance(self._view, TruthView) else None
+        if self._truth is not None:
+            self._truth.watch(dict(zip(self._number, self._models, strict=True)))
         self._tickets: dict[str, tuple[Ticket, RouteRequest, RequestRecord]] = {}
         self._blocks: dict[str, list[int]] = {}
         self._events: list[tuple[float, int, int]] = []
@@ -199,7 +183,8 @@ class FleetSimulation:
         step = self._models[number].begin_step(now_s)
         self._busy[number] = step is not None
         if step is not None:
-            heapq.heappush(self._events, (now_s + step.duration_s, _STEP_END, number))
+            self._step_ends_s[number] = now_s + step.duration_s
+            heapq.heappush(self._events, (self._step_ends_s[number], _STEP_END, number))
 
     def _end_step(self, number: int, now_s: float) -> None:
         tokens = self._models[number].end_step(now_s)
@@ -224,7 +209,10 @@ class FleetSimulation:
             tenant=request.tenant,
             session=request.session,
         )
-        decision = policy.choose(route, Fleet(self._workers, self._view.depths, now_s, self._view.source))
+        fleet = Fleet(self._workers, self._view.depths, now_s, self._view.source)
+        if self._truth is not None:
+            self._truth.tell(fleet, self._step_ends_s)
+        decision = policy.choose(route, fleet)
         record.worker, record.reason = decision.worker, decision.reason
         predicted = min(decision.hit_blocks * size, request.prompt_tokens)
         record.predicted_tokens = predicted if policy.needs.cache_view else None
@@ -241,6 +229,8 @@ class FleetSimulation:
         assert sequence.first_token_s is not None
         record.first_byte_s = record.first_token_s = sequence.first_token_s
         record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
+        if self._truth is not None:
+            self._truth.settled(route, record.worker)
         self._ledger.first_token(ticket)
         self._policy.on_first_token(route, record.worker, sequence.first_token_s)
 
@@ -256,6 +246,8 @@ class FleetSimulation:
         ticket, route, record = self._tickets.pop(request_id)
         self._blocks.pop(request_id, None)
         record.end_s, record.outcome, record.status, record.error = now_s, Outcome.FAILED, 400, str(error)
+        if self._truth is not None:
+            self._truth.settled(route, record.worker)
         self._ledger.end(ticket)
         self._policy.on_end(route, record.worker, now_s)
 
@@ -370,11 +362,13 @@ def _make_view(
     policy: Policy, engine: EngineConfig, view: Literal["history", "events"]
 ) -> tuple[CacheView, BlockIndex | None]:
     """What the policy gets to see, and the index that engine events go to if that is what it sees."""
+    if policy.needs.truth:
+        return TruthView(), None
     if not policy.needs.cache_view:
         return NoView(), None
     if view == "events" or policy.needs.events:
         index = BlockIndex()
-        return _EngineView(index), index
+        return EngineView(index), index
     return HistoryView(engine.capacity_blocks or _UNLIMITED_BLOCKS), None
 
 

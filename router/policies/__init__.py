@@ -8,15 +8,22 @@ from dataclasses import asdict
 from typing import Any
 
 from router.policies.affinity import Affinity
+from router.policies.aibrix_prefix_cache import AibrixPrefixCache
 from router.policies.cache_aware import CacheAware
 from router.policies.cache_aware_v1 import CacheAwareV1
+from router.policies.dynamo_kv import DynamoKv
+from router.policies.flexlb_formula import FlexLbFormula
+from router.policies.flexlb_learning import FlexLbLearning
 from router.policies.kvaware import KvAware
 from router.policies.least_load import LeastLoad
 from router.policies.llmd_approx import LlmdApprox
 from router.policies.llmd_precise import LlmdPrecise
 from router.policies.loadaware import LoadAware
 from router.policies.loadaware_tokens import LoadAwareTokens
+from router.policies.mooncake import Mooncake
+from router.policies.oracle import Oracle
 from router.policies.power_of_two import PowerOfTwo
+from router.policies.preble import Preble
 from router.policies.prefix_hash import PrefixHash
 from router.policies.prefix_hash_v1 import PrefixHashV1
 from router.policies.prefixaware import PrefixAware
@@ -40,10 +47,17 @@ POLICIES: Mapping[str, type[Policy]] = {
         KvAware,
         LoadAware,
         LoadAwareTokens,
+        FlexLbFormula,
+        FlexLbLearning,
+        DynamoKv,
         LlmdPrecise,
         LlmdApprox,
+        Preble,
+        AibrixPrefixCache,
+        Mooncake,
         Affinity,
         Score,
+        Oracle,
     )
 }
 

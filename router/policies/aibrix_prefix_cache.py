@@ -9,8 +9,8 @@
 
 Defaults: imbalance_spread 8, imbalance_factor none (2.0 in the later version), deviation_factor 1.
 
-Blocks are those of the cache view. AIBrix hashes characters by default, 4 to a block in its local table (its README says
-128) and 16 in its event-fed one; the table's 200,000 blocks and 20 minutes are the view's affair here, too.
+Blocks are those of the cache view. AIBrix hashes characters by default, 4 to a block in its local table (its README
+says 128) and 16 in its event-fed one; the table's 200,000 blocks and 20 minutes are the view's affair here, too.
 
 Source: vllm-project/aibrix `prefix-cache`.
 """
@@ -50,10 +50,8 @@ class AibrixPrefixCache(Policy):
         for worker in matched:
             if worker.in_flight <= limit:
                 return Decision(worker.name, "prefix_match", depths[worker.name], depths)
-        if matched:
-            reason = "prefix_match_skipped"
-        else:
-            reason = "least_request" if candidates is workers else "imbalanced"
+        alone = "least_request" if candidates is workers else "imbalanced"
+        reason = "prefix_match_skipped" if matched else alone
         chosen = self.rng.choice(least_loaded(workers)).name
         return Decision(chosen, reason, depths.get(chosen, 0), depths)
 

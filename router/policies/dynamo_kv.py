@@ -100,7 +100,7 @@ class DynamoKv(Policy):
         if now_seconds - self._checked_at.setdefault(worker, now_seconds) >= CHECK_ON_ADMIT_SECONDS:
             self._checked_at[worker] = now_seconds
             sequences.expire(self.options.expire_after_seconds, now_seconds)
-        looked_for, depths = self._looked
+        (looked_for, depths), self._looked = self._looked, (None, {})
         cached = depths.get(worker, 0) * request.block_size if looked_for is request else 0
         sequences.admit(request, max(0, request.prompt_tokens - cached), now_seconds)
 
@@ -152,7 +152,7 @@ def worker_cost(
     block_size: int,
     load: WorkerLoad,
     least_prefill_tokens: float = 0.0,
-    options: DynamoKvOptions = DynamoKvOptions(),  # noqa: B008, frozen
+    options: DynamoKvOptions = DynamoKvOptions(),
 ) -> float:
     """cost_i in blocks; `least_prefill_tokens` is the fleet's least active prefill."""
     request_blocks = max(1, -(-prompt_tokens // block_size))

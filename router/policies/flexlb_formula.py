@@ -81,9 +81,7 @@ class _Book:
 
     def __init__(self, predictor: PrefillPredictor, options: FlexLbOptions) -> None:
         self.predictor = predictor
-        self.queue = BatchQueue(
-            options.batcher, options.batch_size_max, options.batch_wait_ms, lambda batch: predictor.predict_ms(batch)
-        )
+        self.queue = BatchQueue(options.batcher, options.batch_size_max, options.batch_wait_ms, predictor.predict_ms)
         self.ledger = InflightLedger()
         self.available = True
         self._cache_seconds = options.ledger_cache_ms / 1000.0
@@ -155,7 +153,7 @@ class FlexLbFormula(Policy):
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         book = self._book(worker)
-        looked_for, depths = self._looked
+        (looked_for, depths), self._looked = self._looked, (None, {})
         prefill = _prefill(request, depths.get(worker, 0) if looked_for is request else 0)
         budget_ms = 0.0
         if self.options.batcher == "slo_budget":

@@ -15,8 +15,8 @@ Pulling is a decision here and not an act: this router's engines recompute what 
 KV set `transfer_tokens_per_second` to null; every worker then has its own prefix only (the paper's local variant).
 
 Defaults: balancing_threshold 2, transfer_base_ms 5, transfer_tokens_per_second 80,000, prefill base 10 ms and
-0.125 ms a token, no attention. All ours: the paper publishes none ("adjusted manually"). Not modelled: refusing requests
-whose estimate misses the SLO, and choosing the decode worker. Deterministic; on an idle fleet every miss
+0.125 ms a token, no attention. All ours: the paper publishes none ("adjusted manually"). Not modelled: refusing
+requests whose estimate misses the SLO, and choosing the decode worker. Deterministic; on an idle fleet every miss
 goes to the first worker (F-1), as written.
 
 Source: Mooncake (FAST'25), Algorithm 1. The open-source Conductor only answers look-ups.
@@ -75,14 +75,11 @@ class Mooncake(Policy):
             ttft_ms[name] = self._transfer_ms(pulled) + self._queue_ms(name) + prefill_ms[name]
         self._placed = request, prefill_ms
         chosen = min(ttft_ms, key=ttft_ms.__getitem__)
-        if not best:
-            reason = "miss"
-        else:
-            reason = "transfer" if self._pulls(held[chosen], best) else "local_prefix"
-        return Decision(chosen, reason, depths.get(chosen, 0), ttft_ms)
+        how = "transfer" if self._pulls(held[chosen], best) else "local_prefix"
+        return Decision(chosen, how if best else "miss", depths.get(chosen, 0), ttft_ms)
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
-        placed, prefill_ms = self._placed
+        (placed, prefill_ms), self._placed = self._placed, (None, {})
         if placed is request and worker in prefill_ms:
             expected_ms = prefill_ms[worker]
         else:

@@ -14,9 +14,9 @@ The prompt is put into a tree of all prompts (`router.prefix_tree_load`); its le
    TPOT is the median of a worker's last 200, 0.15 s to begin with: from first token to end, over the request's output
    limit less one. Output length is that limit, 45 without one.
 3. `enable_rebalancing`: from 50 requests a worker on, while the heaviest worker costs ≥ 1.5 × the lightest (only nodes
-   with at least two requests counted), its cheapest large nodes move to the lightest, each with all that continues it, as
-   long as that doesn't turn the two round. A lone node on the heaviest is copied to the lightest instead
-   when its TTFT there, averaged over the second half of the window, is ≥ 2 × that of the first half. Then the same for
+   with at least two requests counted), its cheapest large nodes move to the lightest, each with all that continues
+   it, as long as that doesn't turn the two round. A lone node on the heaviest is copied to the lightest instead when
+   its TTFT there, averaged over the second half of the window, is ≥ 2 × that of the first half. Then the same for
    the remaining workers. Skipped for a leaf 3 or more nodes below its large node.
 
 Ties: the first minimum. Deterministic.
@@ -154,7 +154,7 @@ class Preble(Policy):
 
     def _eviction_seconds(self, leaf: Node, worker: str) -> float:
         """What is lost at a worker by making room for the leaf."""
-        held = [node for node in _below(self._tree.root) if worker in node.workers and node is not leaf]
+        held = [n for n in self._tree.nodes() if n.parent is not None and n is not leaf and worker in n.workers]
         missing, lost_seconds = leaf.tokens, 0.0
         for node in sorted(held, key=lambda node: (node.running[worker], node.used_at, -node.context_tokens)):
             if missing <= 0:
@@ -243,13 +243,3 @@ def _held_blocks(leaf: Node, worker: str) -> int:
 
 def _steps(leaf: Node, ancestor: Node) -> int:
     return next(steps for steps, node in enumerate(leaf.chain) if node is ancestor)
-
-
-def _below(root: Node) -> list[Node]:
-    """All nodes but the root."""
-    nodes, todo = [], list(root.children.values())
-    while todo:
-        node = todo.pop()
-        nodes.append(node)
-        todo.extend(node.children.values())
-    return nodes

@@ -20,12 +20,18 @@ def a_request(first_token: int = 1, prompt_tokens: int = 160, request_id: str = 
 
 
 def a_fleet(in_flight: list[int], hits: Mapping[str, int] | None = None, now: float = 0.0, **fields: Any) -> Fleet:
-    """Workers w0, w1, …; each keyword gives a `Worker` field for all of them, as a list."""
+    """Workers w0, w1, …; each keyword gives a `Worker` field for all of them, as a list.
+
+    The truth that a simulator tells: no backlog, unless given, and 1 ms a computed token.
+    """
+    fields.setdefault("backlog_seconds", [0.0] * len(in_flight))
     workers = [
         Worker(f"w{k}", in_flight=load, **{name: values[k] for name, values in fields.items()})
         for k, load in enumerate(in_flight)
     ]
-    return Fleet(workers, lambda request: hits or {}, now)
+    return Fleet(
+        workers, lambda request: hits or {}, now, prefill_seconds=lambda prompt, cached: (prompt - cached) / 1000
+    )
 
 
 def serve(policy: Policy, fleet: Fleet, request: RouteRequest) -> Decision:

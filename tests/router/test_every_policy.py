@@ -16,7 +16,7 @@ from router.policies import POLICIES, make_policy
 from router.policy import Decision, Fleet, LoadReport, Policy, RouteRequest, Worker
 from tests.router.fleets import a_fleet, a_request, serve
 
-every_policy = pytest.mark.parametrize("name", POLICIES)
+every_policy = pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if not policy.needs.truth])
 
 
 @dataclass(frozen=True)
@@ -124,47 +124,51 @@ def test_a_worker_may_leave_while_requests_are_out_and_come_back(
 
 def footprint(policy: Policy) -> int:
     """Bytes of everything the policy keeps."""
-    return len(pickle.dumps(_state(policy), protocol=5))
+    return len(pickle.dumps(_state(policy, set()), protocol=5))
 
 
-def _state(thing: Any) -> Any:
-    """A policy's attributes, callables left out, so that they can be pickled."""
-    if isinstance(thing, dict):
-        return [(_state(key), _state(value)) for key, value in thing.items()]
+def _state(thing: Any, seen: set[int]) -> Any:
+    """A policy's attributes, each object once and callables left out, so that they can be pickled."""
     if isinstance(thing, str | bytes | int | float | bool | None.__class__):
         return thing
-    if isinstance(thing, list | tuple | set | frozenset) or hasattr(thing, "popleft"):
-        return [_state(value) for value in thing]
-    if callable(thing):
+    if id(thing) in seen or callable(thing):
         return None
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        return [(_state(key, seen), _state(value, seen)) for key, value in thing.items()]
+    if isinstance(thing, list | tuple | set | frozenset) or hasattr(thing, "popleft"):
+        return [_state(value, seen) for value in thing]
     own = [getattr(thing, slot, None) for slot in getattr(type(thing), "__slots__", ())]
-    return [_state(value) for value in (*own, *vars(thing).values())] if hasattr(thing, "__dict__") else _state(own)
+    return [_state(value, seen) for value in (*own, *getattr(thing, "__dict__", {}).values())]
 
 
 def mentions(policy: Policy, worker: str) -> bool:
-    return worker.encode() in pickle.dumps(_state(policy), protocol=5)
+    return worker.encode() in pickle.dumps(_state(policy, set()), protocol=5)
 
 
 @every_policy
 def test_nothing_is_kept_of_workers_that_left(name: str) -> None:
-    """A fleet that is replaced worker by worker, each taking traffic and leaving, with and without requests out."""
+    """A fleet that is replaced worker by worker, each taking traffic and leaving, with and without requests out.
+
+    Samples of a bounded number may fill up first, which name nobody; from then on nothing grows.
+    """
     policy = make_policy(name)
     sizes = []
-    for generation in range(12):
+    for generation in range(80):
         worker = Worker(f"generation-{generation:02}")
-        fleet = Fleet([worker], lambda request: {}, float(generation))
+        now = 1000.0 * generation
+        fleet = Fleet([worker], lambda request: {}, now)
         for k in range(5):
             serve(policy, fleet, a_request(1000 * k, session=f"s{k}"))
         left_open = a_request(9000)
         policy.choose(left_open, fleet)
-        policy.on_admit(left_open, worker.name, float(generation))
+        policy.on_admit(left_open, worker.name, now)
         policy.on_worker_removed(worker.name)
-        policy.on_first_token(left_open, worker.name, float(generation))
-        policy.on_end(left_open, worker.name, float(generation))
+        policy.on_first_token(left_open, worker.name, now)
+        policy.on_end(left_open, worker.name, now)
         sizes.append(footprint(policy))
-    remembered = [k for k in range(12) if mentions(policy, f"generation-{k:02}")]
-    assert not remembered
-    assert sizes[-1] <= 1.1 * sizes[2]
+    assert not mentions(policy, "generation-")
+    assert sizes[79] <= 1.05 * sizes[50]
 
 
 def decision_seconds(name: str, workers: int, prompt_tokens: int) -> float:

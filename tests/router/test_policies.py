@@ -14,12 +14,13 @@ from router.policies.prefix_hash import prefix_key
 from router.policy import Fleet, LoadReport, RouteRequest, Worker
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve_at_once
 
-FIRST_ON_TIES = {"prefix_hash", "prefix_hash_v1", "cache_aware_v1"}
-"""Deterministic by design or, for cache_aware_v1, the published fault F-1."""
+FIRST_ON_TIES = {"prefix_hash", "prefix_hash_v1", "cache_aware_v1", "mooncake"}
+"""Deterministic by design or, for cache_aware_v1 and mooncake, the published fault F-1."""
 BLIND_TO_REQUESTS_IN_FLIGHT = {
     *("prefix_hash", "prefix_hash_v1", "round_robin"),
     "prefixaware",  # no load term
     *("llmd_approx", "llmd_precise"),  # see load only as the engines last reported it
+    *("flexlb_formula", "flexlb_learning"),  # what is still in the batch queue isn't counted
 }
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from documents import DocumentError, load
 from router.app import serve
-from router.config import RouterConfig, load_config
+from router.config import RouterConfig
 from router.errors import RouterError
 from tests.router.fake_engine import FakeEngine
 
@@ -83,12 +84,11 @@ async def test_a_router_that_starts_before_its_engines_waits_for_them() -> None:
 def test_a_wrong_file_names_every_wrong_field(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("prot: 1\nworkers: [{name: a, url: engine}]\n")
-    with pytest.raises(RouterError) as caught:
-        load_config(file)
+    with pytest.raises(DocumentError) as caught:
+        load(file, RouterConfig)
     message = str(caught.value)
-    assert str(file) in message
-    assert "workers.0.url: " in message
-    assert "prot: " in message
+    assert f"{file}:2: workers[0].url: 'engine' is not an http" in message
+    assert f"{file}:1: prot: unknown key: did you mean 'port'?" in message
 
 
 def test_events_need_an_endpoint_for_every_worker() -> None:
@@ -115,4 +115,4 @@ async def test_the_module_reports_trouble_without_a_traceback(tmp_path: Path) ->
     _, stderr = await process.communicate()
     assert process.returncode == 2
     assert stderr.decode().count("\n") == 1
-    assert "can't read the router's configuration" in stderr.decode()
+    assert "none.yaml: can't be read: No such file" in stderr.decode()

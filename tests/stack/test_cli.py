@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.tiny_model import default_model_dir
 from stack.cli import app, engines_app
 
 
@@ -49,7 +50,7 @@ BAD_SCENARIO = "name: x\nduration_seconds: 1\narrivals: {rate_per_second: 1}\ngr
         ),
         (["bench", "smoke", "--target", "http://127.0.0.1:1"], r"--target needs --model-dir"),
         (
-            ["bench", "smoke", "--target", "http://127.0.0.1:1", "--model-dir", "{tmp}"],
+            ["bench", "smoke", "--target", "http://127.0.0.1:1", "--model-dir", "{model}"],
             r"http://127\.0\.0\.1:1/v1/models can't be read .*start it first",
         ),
         (["simulate"], r"give a scenario or a trace"),
@@ -67,7 +68,10 @@ BAD_SCENARIO = "name: x\nduration_seconds: 1\narrivals: {rate_per_second: 1}\ngr
 def test_wrong_input_ends_with_code_2_and_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(BAD_SCENARIO)
     (tmp_path / "empty.yaml").write_text("fleet: {}\n")
-    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    folders = {"{tmp}": str(tmp_path), "{model}": str(default_model_dir())}
+    given = list(arguments)
+    for name, folder in folders.items():
+        given = [argument.replace(name, folder) for argument in given]
     if arguments[0] == "bench":
         given += ["--out", str(tmp_path / "out")]
     result = prefixwatch(*given)
