@@ -61,8 +61,8 @@ def change(comparison: Comparison, *, verdict: bool = True) -> str:
 
 
 def effect(comparison: Comparison) -> str:
-    """`better`, `worse` or `no significant difference`."""
+    """`better`, `worse` or `not significant`."""
     if not comparison.significant or comparison.difference is None:
-        return "no significant difference"
+        return "not significant"
     higher_is_better = METRIC_BY_NAME[comparison.metric].better == "higher"
     return "better" if (comparison.difference > 0) == higher_is_better else "worse"

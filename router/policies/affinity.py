@@ -36,7 +36,7 @@ from xxhash import xxh3_64_hexdigest
 
 from router.hash_ring import HashRing
 from router.policies.prefix_hash import prefix_key
-from router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker
+from router.policy import Decision, Fleet, LoadReport, Needs, Policy, RouteRequest, Worker
 from router.recent_requests import RecentRequests
 
 
@@ -109,24 +109,34 @@ class Affinity(Policy):
         shares: Mapping[str, float],
     ) -> dict[str, float]:
         options, prompt = self.options, max(request.prompt_tokens, 1)
-        loads = [worker.prefill_tokens + _in_flight(worker) * options.tokens_per_request for worker in workers]
+        request_tokens = options.tokens_per_request
+        loads = [
+            worker.prefill_tokens
+            + (worker.in_flight if worker.report is None else _in_flight(worker, worker.report)) * request_tokens
+            for worker in workers
+        ]
         mean, patience = sum(loads) / len(loads), options.patience_ratio * prompt
         load_price = patience / (patience + mean) if patience else 0.0
-        home_tokens = options.home_ratio * max(0, prompt - _deepest(workers, depths) * request.block_size)
+        values = dict.fromkeys(shares, float(prompt))
+        for name, depth in depths.items():
+            if name in values:
+                values[name] += min(depth * request.block_size, prompt)
+        values[home] += options.home_ratio * max(0, prompt - _deepest(workers, depths) * request.block_size)
+        hot_price, fair = options.hotspot_weight * prompt, 1 / len(workers)
         scores = {}
-        for worker, load, suit in zip(workers, loads, self._hardware_match(request, workers), strict=True):
-            name = worker.name
-            hit_tokens = min(depths.get(name, 0) * request.block_size, prompt)
-            value = prompt + hit_tokens + (home_tokens if name == home else 0.0)
-            hot = options.hotspot_weight * prompt * max(0.0, shares[name] - 1 / len(workers))
-            scores[name] = suit * value - load_price * (load - mean) - hot
+        for (name, value), load, suit in zip(values.items(), loads, self._suits(request, workers), strict=True):
+            hot = shares[name] - fair
+            scores[name] = suit * value - load_price * (load - mean) - (hot * hot_price if hot > 0 else 0.0)
         return scores
 
     def _shares(self, workers: Sequence[Worker]) -> dict[str, float]:
         """Share of the window's requests by worker; equal while there were none."""
-        counts = [self._recent.count(worker.name) + self.options.prior_requests for worker in workers]
-        total = sum(counts)
-        return {w.name: n / total if total else 1 / len(workers) for w, n in zip(workers, counts, strict=True)}
+        count, prior = self._recent.count, self.options.prior_requests
+        counts = {worker.name: count(worker.name) + prior for worker in workers}
+        total = sum(counts.values())
+        if not total:
+            return dict.fromkeys(counts, 1 / len(workers))
+        return {name: counted / total for name, counted in counts.items()}
 
     def _home(self, request: RouteRequest, shares: Mapping[str, float]) -> str:
         self._ring.add(shares)
@@ -143,7 +153,7 @@ class Affinity(Policy):
             return f"{request.blocks.item(opening_blocks - 1):016x}"
         return prefix_key(request.tokens, self.options.opening_tokens)
 
-    def _hardware_match(self, request: RouteRequest, workers: Sequence[Worker]) -> list[float]:
+    def _suits(self, request: RouteRequest, workers: Sequence[Worker]) -> list[float]:
         match = [1.0] * len(workers)
         if not self.options.hardware:
             return match
@@ -171,12 +181,12 @@ class Affinity(Policy):
 
 
 def _deepest(workers: Sequence[Worker], depths: Mapping[str, int]) -> int:
-    return max(depths.get(worker.name, 0) for worker in workers)
+    """Leading blocks that the candidate with the most of them holds."""
+    return max(depths.get(worker.name, 0) for worker in workers) if depths else 0
 
 
-def _in_flight(worker: Worker) -> int:
-    report = worker.report
-    return worker.in_flight if report is None else max(worker.in_flight, (report.running or 0) + (report.waiting or 0))
+def _in_flight(worker: Worker, report: LoadReport) -> int:
+    return max(worker.in_flight, (report.running or 0) + (report.waiting or 0))
 
 
 def _reason(depth: int, deepest: int, at_home: bool) -> str:

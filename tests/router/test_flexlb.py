@@ -134,7 +134,7 @@ def test_a_newcomer_pays_the_wait_of_the_batch_it_would_join() -> None:
     policy = make_policy("flexlb_formula", options={"ledger_cache_ms": 0.0})
     put(policy, 160, "w0")
     assert scores(policy, now=0.12) == {"w0": 160 + 180, "w1": 160 + 300}
-    assert scores(policy, now=0.4) == {"w0": 160 + 60 + 300, "w1": 160 + 300}  # sent 0.1 s ago, 60 ms left
+    assert scores(policy, now=0.3625) == {"w0": 160 + 97 + 300, "w1": 160 + 300}  # sent 62.5 ms ago, 97.5 ms left
 
 
 def test_near_ties_are_drawn_uniformly() -> None:
@@ -179,10 +179,11 @@ def test_a_worker_at_its_limit_returns_15_percent_below_it() -> None:
 
 
 def test_when_every_worker_is_at_its_limit_the_least_wait_takes_it() -> None:
-    policy = make_policy("flexlb_formula", options={**AT_ONCE, "pending_max": 1})
-    put(policy, 3200, "w0")
-    put(policy, 1600, "w1")
-    decision = policy.choose(a_request(), a_fleet([1, 1]))
+    policy = make_policy("flexlb_formula", options={**AT_ONCE, "pending_max": 7})
+    for _ in range(7):
+        put(policy, 3200, "w0")
+        put(policy, 1600, "w1")
+    decision = policy.choose(a_request(), a_fleet([7, 7]))
     assert (decision.worker, decision.reason) == ("w1", "all_busy")
 
 
