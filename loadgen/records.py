@@ -86,10 +86,14 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first, seconds; undefined below two tokens."""
+        """Time per output token after the first, to the *last token* (usage and `[DONE]` come after it), seconds.
+
+        Undefined below two tokens.
+        """
         if self.first_token_s is None or self.end_s is None or not self.output_tokens or self.output_tokens < 2:
             return None
-        return (self.end_s - self.first_token_s) / (self.output_tokens - 1)
+        seconds = sum(self.chunk_gaps_ms) / 1e3 if self.chunk_gaps_ms else self.end_s - self.first_token_s
+        return seconds / (self.output_tokens - 1)
 
     @property
     def client_lag_s(self) -> float | None:
