@@ -191,7 +191,9 @@ def create_app(config: RouterConfig, *, policy: Policy, tokenizer: Tokenizer | N
     """
     needs = policy.needs
     if needs.truth:
-        raise RouterError(f"policy {policy.name} needs to know the engines' true state: run it with prefixwatch simulate")
+        raise RouterError(
+            f"policy {policy.name} needs to know the engines' true state: run it with prefixwatch simulate"
+        )
     if tokenizer is None and (needs.tokens or needs.cache_view or config.always_predict):
         raise RouterError(f"policy {policy.name} looks at tokens: set model_dir to the folder of the served model")
     if needs.cache_view and config.cache_view.source == "none":

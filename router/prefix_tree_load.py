@@ -134,7 +134,7 @@ class PrefixTreeLoad:
             self._charge(counted)
         self.expire(now)
 
-    def finish(self, leaf: Node, worker: str) -> None:
+    def finish(self, leaf: Node, worker: str, now: float) -> None:
         """A request for this leaf has left this worker."""
         for node in leaf.chain:
             self._uncharge(node)
@@ -142,6 +142,7 @@ class PrefixTreeLoad:
             if node.running[worker] <= 0:
                 del node.running[worker]
             self._charge(node)
+        self._prune(leaf, now - WINDOW_SECONDS)
 
     def assign(self, node: Node, workers: set[str]) -> None:
         """From now on the node is at these workers."""
@@ -200,10 +201,11 @@ class PrefixTreeLoad:
 
     def _prune(self, node: Node, before: float) -> None:
         """Drop a leaf that nobody came to since, and what is left bare above it."""
-        while node.parent is not None and not node.children and not node.running and node.used_at < before:
-            if node.count is not None or node.parent.children.get(node.blocks[0]) is not node:
-                return
-            del node.parent.children[node.blocks[0]]
+        while node.parent is not None:
+            if node.parent.children.get(node.blocks[0]) is node:
+                if node.children or node.running or node.count is not None or node.used_at >= before:
+                    return
+                del node.parent.children[node.blocks[0]]
             node = node.parent
 
     def _split(self, child: Node, length: int) -> Node:

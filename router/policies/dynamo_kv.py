@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcache.index import BlockIndex
 from router.active_sequences import ActiveSequences
@@ -51,8 +51,7 @@ class DynamoKvOptions:
     expire_after_seconds: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class WorkerLoad(NamedTuple):
     """What the cost of a worker is made of, tokens and blocks."""
 
     active_prefill_tokens: float
@@ -124,9 +123,7 @@ class DynamoKv(Policy):
         for name in names:
             sequences = self._sequences(name)
             joined = sequences.blocks + own - in_use.get(name, 0)
-            loads.append(
-                WorkerLoad(sequences.prefill_tokens(now), depths.get(name, 0), joined, sequences.requests)
-            )  # fmt: skip
+            loads.append(WorkerLoad(sequences.prefill_tokens(now), depths.get(name, 0), joined, sequences.requests))
         least = min(load.active_prefill_tokens for load in loads)
         return [worker_cost(request.prompt_tokens, request.block_size, load, least, self.options) for load in loads]
 

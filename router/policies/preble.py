@@ -121,7 +121,7 @@ class Preble(Policy):
         if running is None or running.worker != worker:
             return
         del self._running[request]
-        self._tree.finish(running.leaf, worker)
+        self._tree.finish(running.leaf, worker, now_seconds)
         steps = request.max_output_tokens - 1
         if running.first_token_at is not None and steps > 0:
             first = deque([INITIAL_TPOT_SECONDS], TPOT_SAMPLES)

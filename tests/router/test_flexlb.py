@@ -64,7 +64,8 @@ def test_an_slo_budget_orders_by_the_latest_dispatch_and_batches_what_fits() -> 
     assert queue.wait_ms(0.05) == pytest.approx(100.0)
     assert queue.departures(0.10) == []
     (left,) = queue.departures(0.12)
-    assert (left.at, list(left.members)) == (pytest.approx(0.11), ["urgent", "patient"])
+    assert left.at == pytest.approx(0.11)
+    assert list(left.members) == ["urgent", "patient"]
 
 
 def test_two_parallel_batches_are_taken_as_served_one_after_another() -> None:
@@ -73,7 +74,6 @@ def test_two_parallel_batches_are_taken_as_served_one_after_another() -> None:
     for name in ("a", "b"):
         ledger.dispatch({name: Prefill(5000, 0)}, 5000.0, 0.0)
     assert ledger.remaining_ms(1.0) == 9000.0
-    assert sum(5000.0 - 1000.0 for _ in range(2)) == 8000.0
 
 
 def test_progress_starts_when_the_engine_no_longer_reports_the_batch_as_queued() -> None:
