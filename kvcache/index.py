@@ -94,17 +94,29 @@ class BlockIndex:
 
     def depths(self, blocks: Hashes) -> dict[str, int]:
         """Leading blocks of this prompt that each worker can reuse; workers with none are left out."""
-        count = len(blocks)
-        if not count:
+        if not len(blocks):
             return {}
-        alive = self._holders.get(blocks.item(0), 0) & self._live
+        holders, block_at = self._holders.get, blocks.item
+        alive = holders(block_at(0), 0) & self._live
         found: dict[str, int] = {}
         low = 1  # every worker in `alive` holds at least `low` blocks
+        missed: list[tuple[int, int]] = []  # depths that some didn't reach and who did, the shallowest last
         while alive:
-            low, survivors = self._bisect(blocks, low, count, alive)
+            while missed and missed[-1][1] & alive == alive:  # a probe for others has answered for these
+                low = missed.pop()[0]
+            high = missed[-1][0] if missed else len(blocks) + 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                reached_by = holders(block_at(middle - 1), 0)
+                if reached_by & alive == alive:
+                    low = middle
+                else:
+                    high = middle
+                    missed.append((middle, reached_by))
+            survivors = missed[-1][1] & alive if missed else 0
             for name in self._names(alive & ~survivors):
                 found[name] = low
-            alive, low = survivors, low + 1
+            alive = survivors
         return self._in_units(found)
 
     def depths_by_walk(self, blocks: Hashes) -> dict[str, int]:
@@ -129,19 +141,6 @@ class BlockIndex:
             return found
         rounded = {name: depth - depth % self._unit.get(name, 1) for name, depth in found.items()}
         return {name: depth for name, depth in rounded.items() if depth}
-
-    def _bisect(self, blocks: Hashes, low: int, count: int, alive: int) -> tuple[int, int]:
-        """Deepest depth that all of `alive` reach, and who of them reaches further."""
-        get = self._holders.get
-        high = count + 1  # the first depth not reached by all; count + 1 is past the prompt
-        while high - low > 1:
-            middle = (low + high) // 2
-            if get(blocks.item(middle - 1), 0) & alive == alive:
-                low = middle
-            else:
-                high = middle
-        survivors = get(blocks.item(low), 0) & alive if low < count else 0
-        return low, survivors
 
     def _bit_of(self, worker: str) -> int:
         bit = self._bit.get(worker)

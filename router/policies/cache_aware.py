@@ -77,13 +77,13 @@ class CacheAware(Policy):
         if self._under_kv_pressure(workers):
             return Decision(self._least(workers).name, "kv_pressure")
         depths = fleet.hit_blocks(request)
-        deepest = max((depths.get(worker.name, 0) for worker in workers), default=0) if depths else 0
+        deepest, owners = _deepest(workers, depths)
         if not deepest:
             return Decision(self._least(workers).name, "miss_least_load")
         if not self._counts_as_match(deepest, request, fleet):
             chosen = self._least(workers)
             return Decision(chosen.name, "below_threshold", depths.get(chosen.name, 0), depths)
-        owner = self._owner(workers, depths, deepest, request)
+        owner = self._owner(workers, depths, owners, request)
         if self._overloaded(owner, workers):
             chosen = self._least(workers)
             return Decision(chosen.name, "spill_overloaded", depths.get(chosen.name, 0), depths)
@@ -98,11 +98,11 @@ class CacheAware(Policy):
         return matched > self.options.cache_threshold * request.prompt_tokens
 
     def _owner(
-        self, workers: Sequence[Worker], depths: Mapping[str, int], deepest: int, request: RouteRequest
+        self, workers: Sequence[Worker], depths: Mapping[str, int], owners: Sequence[Worker], request: RouteRequest
     ) -> Worker:
         decay, temperature = self.options.overlap_decay, self.options.selection_temperature
         if not decay and not temperature:
-            return self._least([worker for worker in workers if depths.get(worker.name, 0) == deepest])
+            return self._least(owners)
         holders = [worker for worker in workers if depths.get(worker.name, 0) > 0]
         least = min(worker.prefill_tokens for worker in workers)
         prompt = max(request.prompt_tokens, 1)
@@ -130,3 +130,15 @@ class CacheAware(Policy):
 
     def _least(self, workers: Sequence[Worker]) -> Worker:
         return self.rng.choice(least_loaded(workers))
+
+
+def _deepest(workers: Sequence[Worker], depths: Mapping[str, int]) -> tuple[int, list[Worker]]:
+    """The longest match among these workers, and all that hold it; (0, []) if none holds anything."""
+    deepest, owners = 0, []
+    for worker in workers:
+        depth = depths.get(worker.name, 0)
+        if depth > deepest:
+            deepest, owners = depth, [worker]
+        elif depth == deepest and depth:
+            owners.append(worker)
+    return deepest, owners
