@@ -8,8 +8,9 @@ WORKDIR /opt/prefixwatch
 COPY requirements.lock ./
 RUN pip install --no-cache-dir --require-hashes -r requirements.lock
 COPY . .
-RUN pip install --no-cache-dir --no-deps . 
+RUN pip install --no-cache-dir --no-deps .
 USER prefixwatch
+WORKDIR /home/prefixwatch
 EXPOSE 8000 9477 9090
 ENTRYPOINT ["prefixwatch"]
 CMD ["up", "--host", "0.0.0.0"]
