@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +26,9 @@ from engines.vllm_server import KvEventEndpoints, VllmOptions
 
 EngineKind = Literal["vllm", "simulated"]
 
-_VLLM_START_SECONDS = 300.0
 _BEHIND_THE_CLIENT = ("nice", "-n", "10")
 """An engine on the CPU takes all of it; what measures it on the same machine must not queue behind it."""
-_SIMULATED_START_SECONDS = 30.0
+_START_SECONDS: dict[EngineKind, float] = {"vllm": 300.0, "simulated": 30.0}
 _RESET_SECONDS = 10.0
 _SOCKET_PATH_BYTES = 100  # the system's limit for a socket's path is 104 on macOS, 108 on Linux
 
@@ -70,7 +69,7 @@ async def start_vllm(count: int, model_dir: Path, log_dir: Path, **options: Any)
         url = f"http://127.0.0.1:{port}"
         return EngineHandle(name, "vllm", url, settings.served_model_name, settings.block_size, events, process)
 
-    return await _start(count, "vllm", launch, _VLLM_START_SECONDS)
+    return await _start(count, "vllm", launch)
 
 
 async def start_simulated(count: int, model_dir: Path, log_dir: Path, **options: Any) -> list[EngineHandle]:
@@ -97,7 +96,21 @@ async def start_simulated(count: int, model_dir: Path, log_dir: Path, **options:
         url = f"http://127.0.0.1:{port}"
         return EngineHandle(name, "simulated", url, config.served_model_name, config.block_size, events, process)
 
-    return await _start(count, "simulated", launch, _SIMULATED_START_SECONDS)
+    return await _start(count, "simulated", launch)
+
+
+async def restart(handle: EngineHandle) -> EngineHandle:
+    """Kills the engine if it still runs, starts it anew on the same port and event endpoints, waits until it is ready.
+
+    Raises EngineError if it fails; it is stopped then.
+    """
+    reborn = replace(handle, process=await asyncio.to_thread(handle.process.again))
+    try:
+        await _ready(reborn)
+    except BaseException:
+        await stop([reborn])
+        raise
+    return reborn
 
 
 async def stop(handles: Sequence[EngineHandle]) -> None:
@@ -112,7 +125,7 @@ async def reset_caches(handles: Sequence[EngineHandle]) -> None:
 
 
 async def _start(
-    count: int, prefix: str, launch: Callable[[str, int, KvEventEndpoints], EngineHandle], timeout_seconds: float
+    count: int, kind: EngineKind, launch: Callable[[str, int, KvEventEndpoints], EngineHandle]
 ) -> list[EngineHandle]:
     """Launches `count` engines and waits for all of them; if that fails or is cancelled, stops them all."""
     if count < 1:
@@ -120,17 +133,21 @@ async def _start(
     handles: list[EngineHandle] = []
     try:
         for number, port in enumerate(free_ports(count)):
-            name = f"{prefix}-{number}"
+            name = f"{kind}-{number}"
             handles.append(launch(name, port, _ipc_endpoints(name)))
         async with asyncio.TaskGroup() as group:
             for handle in handles:
-                group.create_task(handle.process.wait_ready(f"{handle.url}/health", timeout_seconds))
+                group.create_task(_ready(handle))
     except BaseException as error:
         await stop(handles)
         if isinstance(error, BaseExceptionGroup):
             raise error.exceptions[0] from None  # the engine that failed first; the rest were cancelled for it
         raise
     return handles
+
+
+async def _ready(handle: EngineHandle) -> None:
+    await handle.process.wait_ready(f"{handle.url}/health", _START_SECONDS[handle.kind])
 
 
 def _vllm_options(options: Mapping[str, Any]) -> VllmOptions:

@@ -11,6 +11,9 @@ arrival while the token budget, the sequence limit and the blocks last; long pro
 the last running request is preempted and later recomputed. A prompt's last token is always computed, so a
 full hit reuses whole blocks up to prompt_tokens − 1. Tokens recomputed after a preemption are never counted as
 prefix hits (vllm-project/vllm#25780). Generated tokens occupy blocks but are not offered for reuse.
+
+A prompt that arrives with its KV looks nothing up: its blocks are allocated, or shared where they are cached, and
+count neither as queried nor as hit. Preempted, it has lost that KV and is computed like any other.
 """
 
 from __future__ import annotations
@@ -284,7 +287,8 @@ class EngineModel:
             sequence = waiting[0]
             hits = self.pool.match(sequence.blocks)
             total = sequence.prompt_tokens + sequence.generated_tokens
-            reused = self._reusable_tokens(sequence, hits, total)
+            received = sequence.arrived_with_kv and not sequence.preemptions
+            reused = total - 1 if received else self._reusable_tokens(sequence, hits, total)
             computed = min(total - reused, budget)
             if not self._grow(sequence, reused + computed, hits):
                 break
@@ -295,7 +299,8 @@ class EngineModel:
             budget -= computed
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now_s
-                self._book_lookup(sequence, hits, reused)
+                if not received:
+                    self._book_lookup(sequence, hits, reused)
 
     def _reusable_tokens(self, sequence: SequenceState, hits: int, total: int) -> int:
         """Whole blocks only, none that holds generated tokens, and never the last token."""

@@ -48,11 +48,13 @@ class ManagedProcess:
     ) -> None:
         self.name = name
         self.log_file = log_file
+        self._command = tuple(command)
+        self._environment = environment
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("wb") as log:
             try:
                 self._popen = subprocess.Popen(
-                    list(command),
+                    self._command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -78,6 +80,14 @@ class ManagedProcess:
     def exit_code(self) -> int | None:
         """None while it runs; negative for the signal that ended it, as in `subprocess`."""
         return self._popen.poll()
+
+    def again(self) -> ManagedProcess:
+        """The same command once more, in the same environment; whatever is left of this one is killed first.
+
+        The log file is the same too, so what it says of this life is gone. Raises ProcessFailed like the constructor.
+        """
+        self.kill()
+        return ManagedProcess(self.name, self._command, self.log_file, self._environment)
 
     def describe(self) -> str:
         """The process and what became of it, in words."""

@@ -28,6 +28,8 @@ class SimRequest:
     arrival_s: float = 0.0
     finish_reason: str = "length"
     """What the last token says; "stop" where `max_tokens` is where the model would have ended by itself."""
+    arrived_with_kv: bool = False
+    """The prompt was computed elsewhere and its KV moved here: only the last token is computed again."""
 
 
 class SequenceState:
@@ -35,6 +37,7 @@ class SequenceState:
 
     __slots__ = (
         "arrival_s",
+        "arrived_with_kv",
         "blank_blocks",
         "blocks",
         "cached_tokens",
@@ -60,6 +63,7 @@ class SequenceState:
         self.max_tokens = max_tokens
         self.last_reason = request.finish_reason if max_tokens == request.max_tokens else "length"
         self.arrival_s = arrival_s
+        self.arrived_with_kv = request.arrived_with_kv
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None

@@ -122,9 +122,11 @@ class BlockIndex:
     def depths_by_walk(self, blocks: Hashes) -> dict[str, int]:
         """`depths`, block by block: right even when a worker holds a block without its predecessors."""
         found: dict[str, int] = {}
-        alive = self._live
+        alive, holders = self._live, self._holders.get
         for depth, block in enumerate(blocks.tolist()):
-            still = alive & self._holders.get(block, 0)
+            still = alive & holders(block, 0)
+            if still == alive:
+                continue
             if depth:
                 for name in self._names(alive & ~still):
                     found[name] = depth

@@ -84,7 +84,7 @@ def _ttft_distribution(columns: Mapping[str, Columns], thresholds: Sequence[floa
         layout={
             "xaxis": {"title": {"text": "TTFT, ms (logarithmic)"}, **LOG_AXIS},
             "yaxis": {"title": {"text": "requests, %"}, "range": [0, 101]},
-            "shapes": [_limit_line("x", t * 1e3) for t in thresholds],
+            "shapes": [limit_line("x", t * 1e3) for t in thresholds],
         },
         header=["policy", "cache", "requests", "p50 ms", "p95 ms", "p99 ms"],
         rows=rows,
@@ -155,7 +155,7 @@ def _balance_over_time(columns: Mapping[str, Columns], workers: int) -> Chart:
         layout={
             "xaxis": {"title": {"text": "scheduled time in the run, s"}},
             "yaxis": {"title": {"text": "busiest / mean"}, "rangemode": "tozero"},
-            "shapes": [_limit_line("y", 1.5)],
+            "shapes": [limit_line("y", 1.5)],
         },
         header=["policy", "time s", "busiest, tokens", "mean, tokens", "busiest / mean"],
         rows=rows,
@@ -185,7 +185,7 @@ def _ttft_over_time(columns: Mapping[str, Columns], thresholds: Sequence[float])
         layout={
             "xaxis": {"title": {"text": "scheduled time in the run, s"}},
             "yaxis": {"title": {"text": "TTFT, ms (logarithmic)"}, **LOG_AXIS},
-            "shapes": [_limit_line("y", t * 1e3) for t in thresholds],
+            "shapes": [limit_line("y", t * 1e3) for t in thresholds],
         },
         header=["policy", "time s", "p50 ms", "p95 ms", "requests"],
         rows=rows,
@@ -226,7 +226,7 @@ def _line(place: int, name: str, x: Any, y: Any, *, dash: str = "solid", markers
     return trace
 
 
-def _limit_line(axis: str, value: float) -> dict[str, Any]:
+def limit_line(axis: str, value: float) -> dict[str, Any]:
     """A dashed line across the plot, at a value of this axis."""
     other = "y" if axis == "x" else "x"
     return {

@@ -46,10 +46,15 @@ class Columns:
     reported_prompt: Floats
     planned_prompt: Floats
     cached: Floats
+    predicted: Floats
+    """Hit tokens that the router expected."""
     shared: Floats
     """Prompt tokens that the plan had sent before in the same namespace."""
     outcome: Texts
     worker: Texts
+    reason: Texts
+    """The router's branch; empty where no router says."""
+    prediction_cause: Texts
     tenant: Texts
     group: Texts
     request_class: Texts
@@ -74,9 +79,12 @@ class Columns:
             reported_prompt=_floats(rows, lambda r: r.prompt_tokens),
             planned_prompt=_floats(rows, lambda r: r.planned_prompt_tokens),
             cached=_floats(rows, lambda r: r.cached_tokens),
+            predicted=_floats(rows, lambda r: r.predicted_tokens),
             shared=_floats(rows, lambda r: r.planned_shared_tokens),
             outcome=_texts(rows, lambda r: r.outcome.value),
             worker=_texts(rows, lambda r: r.worker),
+            reason=_texts(rows, lambda r: r.reason),
+            prediction_cause=_texts(rows, lambda r: r.prediction_cause),
             tenant=_texts(rows, lambda r: r.tenant),
             group=_texts(rows, lambda r: r.group),
             request_class=_texts(rows, lambda r: r.request_class),

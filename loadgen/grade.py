@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from kvcache.prediction import PredictionCause
 from loadgen.columns import HIT, MISS, PARTIAL, Bools, Columns, Ints
 from loadgen.records import Outcome, RequestRecord
 from loadgen.statistics import percentile, wilson
@@ -21,6 +22,7 @@ from slo.objective import Floats, Objective
 OVERLOADED_OVER_MEAN = 1.5
 HOTSPOT_WINDOW_SECONDS = 30.0
 HOTSPOT_MIN_REQUESTS_PER_WORKER = 4
+EXACT, WITHIN_BLOCK = PredictionCause.EXACT.value, PredictionCause.WITHIN_BLOCK.value
 
 
 class Graded(BaseModel):
@@ -74,6 +76,24 @@ class HotspotGrade(Graded):
     top_share: float | None
 
 
+class PredictionCount(Graded):
+    requests: int
+    predicted_tokens: int
+    delivered_tokens: int
+
+
+class PredictionGrade(Graded):
+    """Hit tokens as the router predicted and the engines reported them, over the requests for which both are known."""
+
+    requests: int
+    predicted_tokens: int | None
+    delivered_tokens: int | None
+    within_block_ratio: float | None = Field(description="share of the requests predicted to within one block")
+    by_cause: dict[str, PredictionCount] = Field(
+        description="what became of the predictions, most tokens apart first; see kvcache/prediction.py"
+    )
+
+
 class ObjectiveGrade(Graded):
     name: str
     rule: str = Field(description="the objective in words")
@@ -100,6 +120,12 @@ class PolicyGrade(Graded):
     goodput_ci95: tuple[float, float] | None = Field(description="Wilson interval of goodput_ratio")
     hotspot: HotspotGrade
     router_decision_us: Percentiles
+    reasons: dict[str, int] = Field(
+        default_factory=dict, description="requests by the policy's branch that placed them, most first"
+    )
+    prediction: PredictionGrade | None = Field(
+        default=None, description="null where no request has both a predicted and a reported figure"
+    )
     isolation_violations: int | None
     objectives: list[ObjectiveGrade]
 
@@ -159,6 +185,8 @@ def grade_policy(
         goodput_ci95=wilson(good, len(columns)),
         hotspot=grade_hotspot(columns, workers),
         router_decision_us=_percentiles(columns.decision_us),
+        reasons=_reasons(columns),
+        prediction=_grade_prediction(columns),
         isolation_violations=_isolation_violations(columns, block_size, warm),
         objectives=[grade_objective(columns, objective) for objective in objectives],
     )
@@ -272,6 +300,38 @@ def _grade_prefix(columns: Columns, block_size: int) -> PrefixGrade:
         hit_tokens_p50=percentile(cached, 50),
         hit_tokens_p95=percentile(cached, 95),
     )
+
+
+def _reasons(columns: Columns) -> dict[str, int]:
+    names, counts = np.unique(columns.reason[columns.reason != ""].astype(str), return_counts=True)
+    return {str(names[k]): int(counts[k]) for k in np.argsort(-counts, kind="stable")}
+
+
+def _grade_prediction(columns: Columns) -> PredictionGrade | None:
+    known = ~np.isnan(columns.predicted) & ~np.isnan(columns.cached) & (columns.prediction_cause != "")
+    if not known.any():
+        return None
+    cause, predicted, cached = (a[known] for a in (columns.prediction_cause, columns.predicted, columns.cached))
+    counts = {}
+    for name in sorted(set(cause)):
+        own = cause == name
+        counts[name] = PredictionCount(
+            requests=int(own.sum()),
+            predicted_tokens=int(predicted[own].sum()),
+            delivered_tokens=int(cached[own].sum()),
+        )
+    close = sum(counts[name].requests for name in (EXACT, WITHIN_BLOCK) if name in counts)
+    return PredictionGrade(
+        requests=len(cause),
+        predicted_tokens=int(predicted.sum()),
+        delivered_tokens=int(cached.sum()),
+        within_block_ratio=close / len(cause),
+        by_cause=dict(sorted(counts.items(), key=lambda item: -_tokens_apart(item[1]))),
+    )
+
+
+def _tokens_apart(count: PredictionCount) -> int:
+    return abs(count.predicted_tokens - count.delivered_tokens)
 
 
 def _isolation_violations(columns: Columns, block_size: int, warm: bool) -> int | None:

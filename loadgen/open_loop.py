@@ -18,9 +18,12 @@ from gevent.event import Event
 
 from loadgen.http_client import Exchange, HttpClient
 from loadgen.plan import Plan, PlannedRequest
+from loadgen.prediction import note_prediction_causes
 from loadgen.records import Outcome, RequestRecord
 
 CHAT_PATH = "/v1/chat/completions"
+EXPLAIN = {"x-prefixwatch-explain": "1"}
+"""Asks the router for the decision's scores."""
 
 EndListener = Callable[[RequestRecord, Exchange], None]
 
@@ -125,7 +128,7 @@ class OpenLoop:
         identity = {options.session_header: request.session}
         if request.tenant != "-":
             identity[options.tenant_header] = request.tenant
-        return self._client.head(CHAT_PATH, {**options.headers, **identity, **request.headers})
+        return self._client.head(CHAT_PATH, {**EXPLAIN, **options.headers, **identity, **request.headers})
 
     def _body(self, request: PlannedRequest) -> bytes:
         body: dict[str, Any] = {
@@ -156,6 +159,7 @@ class OpenLoop:
                 record.error = "not sent: the run was stopped"
                 self.records.append(record)
         self.records.sort(key=lambda record: record.index)
+        note_prediction_causes(self.records)
 
     def _planned_record(self, request: PlannedRequest, scheduled_s: float) -> RequestRecord:
         options = self.options
@@ -200,6 +204,9 @@ def fill_record(record: RequestRecord, exchange: Exchange, zero: float) -> None:
     record.predicted_tokens = None if predicted is None else int(predicted)
     record.decision_us = _number(headers.get("x-prefixwatch-decision-us"))
     record.retries = int(_number(headers.get("x-prefixwatch-retries")) or 0)
+    record.scores = headers.get("x-prefixwatch-scores", "")
+    record.predicted_queue_s = _number(headers.get("x-prefixwatch-predicted-queue-s"))
+    record.predicted_prefill_s = _number(headers.get("x-prefixwatch-predicted-prefill-s"))
 
 
 def _number(text: str | None) -> float | None:

@@ -78,6 +78,13 @@ class RequestRecord:
     decision_us: float | None = None
     """Router: tokenise, hash, look up and choose, microseconds."""
     retries: int = 0
+    scores: str = ""
+    """The policy's scores of the chosen worker and its closest rivals: a JSON object, workers to figures."""
+    predicted_queue_s: float | None = None
+    """Wait for the prefill, and the prefill itself, as the policy reckoned; None where it doesn't reckon in time."""
+    predicted_prefill_s: float | None = None
+    prediction_cause: str = ""
+    """A `kvcache.prediction.PredictionCause`; empty for a request without a first token."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -126,7 +133,10 @@ def write_requests(path: Path, records: Iterable[RequestRecord]) -> None:
 
 
 def read_requests(path: Path) -> Sequence[RequestRecord]:
-    """Read `requests.parquet`. Raises ValueError when the file is of another schema version."""
+    """Read `requests.parquet`; columns that it is too old to have are at their defaults.
+
+    Raises ValueError when the file is of another schema version.
+    """
     table = pq.read_table(path)
     version = (table.schema.metadata or {}).get(b"prefixwatch.requests.schema", b"none").decode()
     if version != str(SCHEMA_VERSION):

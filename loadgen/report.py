@@ -10,17 +10,21 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from plotly.offline import get_plotlyjs
+from rich import box
 from rich.table import Table
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from loadgen import wording
 from loadgen.charts import build_charts
 from loadgen.comparison import METRIC_BY_NAME, Comparison
-from loadgen.grade import ObjectiveGrade, PolicyGrade
+from loadgen.grade import ObjectiveGrade, PolicyGrade, PredictionCount, PredictionGrade
+from loadgen.leaderboard import leaderboard_chart
 from loadgen.records import RequestRecord
 from loadgen.summary import Summary, columns_by_policy, decided, verdict_sentence
 from slo.objective import Objective
 
+COLUMN_POLICIES = 3
+"""More policies than this don't fit side by side into a narrow terminal."""
 LEADERBOARD = (
     "policy",
     "TTFT p50 ms",
@@ -46,6 +50,7 @@ def render_report(
     """The report as one HTML page; `config` is everything needed to run it again."""
     columns = columns_by_policy(records, list(summary.policies))
     charts = build_charts(columns, objectives, block_size=block_size, workers=summary.workers)
+    leaderboard_charts = [chart for chart in (leaderboard_chart(summary.policies),) if chart.traces]
     *sentences, verdict = verdict_sentence(summary).splitlines()
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -63,8 +68,11 @@ def render_report(
         objectives=[
             _objective_row(name, objective) for name, own in summary.policies.items() for objective in own.objectives
         ],
+        reasons=[row for name, own in summary.policies.items() for row in _reason_rows(name, own)],
+        predictions=[row for name, own in summary.policies.items() for row in _prediction_rows(name, own)],
+        leaderboard_charts=leaderboard_charts,
         charts=charts,
-        figures=_script_safe({c.id: {"data": c.traces, "layout": c.layout} for c in charts}),
+        figures=_script_safe({c.id: {"data": c.traces, "layout": c.layout} for c in (*leaderboard_charts, *charts)}),
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
         plotly_js=get_plotlyjs(),
     )
@@ -84,14 +92,23 @@ def write_report(
 
 
 def console_table(summary: Summary) -> Table:
-    """The leaderboard for a terminal, a row a figure: many policies are rarer than narrow terminals."""
-    table = Table(title=f"{summary.scenario} on {summary.workers} × {summary.engine}")
-    columns = [leaderboard_row(policy, own) for policy, own in summary.policies.items()]
-    table.add_column("")
-    for policy, *_ in columns:
-        table.add_column(policy, justify="right")
-    for position, name in enumerate(LEADERBOARD[1:], start=1):
-        table.add_row(name, *(figures[position] for figures in columns))
+    """The leaderboard for a terminal: a column a policy; where they are many, a row a policy, without TTFT p99."""
+    lines = [list(LEADERBOARD), *(leaderboard_row(policy, own) for policy, own in summary.policies.items())]
+    title = f"{summary.scenario} on {summary.workers} × {summary.engine}"
+    if len(summary.policies) > COLUMN_POLICIES:
+        left_out = LEADERBOARD.index("TTFT p99 ms")
+        lines = [line[:left_out] + line[left_out + 1 :] for line in lines]
+        lines[0] = [name.replace(" ", "\n", 1) for name in lines[0]]
+        table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    else:
+        lines = [list(line) for line in zip(*lines, strict=True)]
+        lines[0][0] = ""
+        table = Table(title=title)
+    header, *rows = lines
+    for position, name in enumerate(header):
+        table.add_column(name, justify="right" if position else "left", no_wrap=not position)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -160,6 +177,28 @@ def _objective_row(policy: str, objective: ObjectiveGrade) -> dict[str, str]:
         "excluded": f"{objective.excluded:,}",
         "result": {"pass": "met", "fail": "missed", "inconclusive": "undecided"}[decided(objective)],
     }
+
+
+def _reason_rows(policy: str, own: PolicyGrade) -> list[list[str]]:
+    placed = sum(own.reasons.values())
+    return [[policy, reason, wording.percent(count / placed), f"{count:,}"] for reason, count in own.reasons.items()]
+
+
+def _prediction_rows(policy: str, own: PolicyGrade) -> list[list[str]]:
+    """What became of the predicted hit tokens, all together and by cause."""
+    prediction = own.prediction
+    if prediction is None:
+        return []
+    causes = [(cause.replace("_", " "), *_counts(count)) for cause, count in prediction.by_cause.items()]
+    rows = [("all", *_counts(prediction)), *causes] if len(causes) > 1 else causes
+    return [
+        [policy, cause, wording.percent(requests / prediction.requests), f"{requests:,}", *(f"{n:,}" for n in tokens)]
+        for cause, requests, *tokens in rows
+    ]
+
+
+def _counts(count: PredictionCount | PredictionGrade) -> tuple[int, int, int]:
+    return count.requests, count.predicted_tokens or 0, count.delivered_tokens or 0
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _go_first() -> None:
-    """Ahead of what else runs here, where the system allows it: a late client spoils a run, a late server is measured."""
+    """Ahead of all else here, where the system allows it: a late client spoils a run, a late server is measured."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
 

@@ -20,13 +20,14 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from documents import DocumentError, load
+from kvcache.audit import IndexAudit
 from kvcache.feed import WorkerFeed
 from kvcache.index import BlockIndex
 from kvcache.subscriber import KvEventSubscriber
 from kvcache.tokenizer import Tokenizer, TokenizerError
 from router.cache_view import CacheView, EventView, HistoryView, NoView
 from router.config import RouterConfig
-from router.dispatch import Dispatcher
+from router.dispatch import CacheLosses, Dispatcher
 from router.errors import RouterError
 from router.health import HealthMonitor
 from router.ledger import Ledger
@@ -62,12 +63,21 @@ class Router:
         self.ledger = Ledger()
         self.metrics = RouterMetrics(config.models)
         self._subscribers: list[KvEventSubscriber] = []
+        self._feeds: dict[str, WorkerFeed] = {}
+        self._audit = IndexAudit(config.cache_view.audit_share, exact=config.cache_view.exact, seed=config.policy.seed)
         self.view = self._make_view()
         self.health = HealthMonitor(
             config.workers, config.health, on_up=self._worker_up, on_gone=self._worker_gone
         )  # fmt: skip
-        self.dispatcher = Dispatcher(policy, self.ledger, self.view, self.health.is_up)
-        self.metrics.watch(self.ledger, self.health.up, self.view.block_count, self._subscribers)
+        self.dispatcher = Dispatcher(
+            policy,
+            self.ledger,
+            self.view,
+            self.health.is_up,
+            losses=self._losses,
+            report_max_age_seconds=config.health.report_max_age_seconds,
+        )
+        self.metrics.watch(self.ledger, self.health.up, self.view.block_count, self._subscribers, self._audit)
         self._reader = PromptReader(
             tokenizer, block_size=config.block_size, tenants=config.tenants, adapters=frozenset(config.adapters)
         )
@@ -142,19 +152,22 @@ class Router:
             await asyncio.sleep(0.05)
 
     def _make_view(self) -> CacheView:
-        source = self.config.cache_view.source
-        if source == "none":
+        settings = self.config.cache_view
+        if settings.source == "none":
             return NoView()
-        if source == "history":
-            return HistoryView(self.config.cache_view.history_blocks)
+        if settings.source == "history":
+            return HistoryView(settings.history_blocks, ttl_seconds=settings.history_ttl_seconds, audit=self._audit)
         index = BlockIndex()
-        feeds = {}
         for worker in self.config.workers:
-            feed = feeds[worker.name] = WorkerFeed(worker.name, index, self.config.block_size)
+            feed = self._feeds[worker.name] = WorkerFeed(worker.name, index, self.config.block_size)
             self._subscribers.append(
                 KvEventSubscriber(worker.name, worker.kv_events or "", worker.kv_replay, feed, bind=worker.kv_bind)
             )
-        return EventView(index, feeds)
+        return EventView(index, self._feeds, self._audit)
+
+    def _losses(self, name: str) -> CacheLosses:
+        feed = self._feeds.get(name)
+        return CacheLosses() if feed is None else CacheLosses(feed.counters.cleared, feed.counters.removed_blocks)
 
     def _start_tasks(self) -> None:
         for worker in self.config.workers:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from kvcache.audit import DEFAULT_AUDIT_SHARE
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 
 CLIENT_SALT_PREFIX = "client:"
@@ -48,6 +49,12 @@ class CacheViewConfig(_Section):
     source: Literal["events", "history", "none"] = "history"
     history_blocks: int = Field(default=65_536, ge=1)
     """Blocks remembered a worker, least recently routed out first; best set to the engine's cache size."""
+    history_ttl_seconds: float | None = Field(default=None, gt=0)
+    """Forget a block this long after it was last routed; never by age where not given."""
+    audit_share: float = Field(default=DEFAULT_AUDIT_SHARE, ge=0, le=1)
+    """Share of the lookups that are done block by block as well, to count holes that the quick way steps over."""
+    exact: bool = False
+    """Look every prompt up block by block: right even with holes, and slower."""
 
 
 class TenantsConfig(_Section):
@@ -97,6 +104,9 @@ class HealthConfig(_Section):
     interval_seconds: float = Field(default=2.0, gt=0)
     down_interval_seconds: float = Field(default=0.25, gt=0)
     timeout_seconds: float = Field(default=2.0, gt=0)
+    report_max_age_seconds: float = Field(default=10.0, gt=0)
+    """An engine's report of its load counts as missing from this age on. Engines are asked every second; smg asks
+    every 10 s and production-stack every 30 s, and each uses a report until the next."""
 
 
 class RouterConfig(_Section):

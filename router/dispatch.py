@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from kvcache.prediction import PredictionCause, longest_common_blocks, prediction_cause
 from router.cache_view import CacheView
 from router.ledger import Ledger, Ticket
-from router.policy import Fleet, NoWorkers, Policy, RouteRequest
+from router.policy import Decision, Fleet, NoWorkers, Policy, RouteRequest, Worker
 
 
 @dataclass(frozen=True, slots=True)
+class CacheLosses:
+    """Totals of what an engine has said of its cache."""
+
+    cleared: int = 0
+    removed_blocks: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Placement:
     """Where a request was put, why, and what deciding took."""
 
     request: RouteRequest
-    worker: str
-    reason: str
+    decision: Decision
     predicted_tokens: int | None
     """Prompt tokens expected to be cached there; None when nobody looked."""
     lookup_seconds: float
     choose_seconds: float
     ticket: Ticket
+    computing: Sequence[RouteRequest]
+    """Requests that were at this worker without a first token when this one was placed."""
+    losses: CacheLosses
+    """What the worker was known to have lost of its cache until then."""
+    losses_at_first_token: CacheLosses | None = None
+
+    @property
+    def worker(self) -> str:
+        return self.decision.worker
+
+    @property
+    def reason(self) -> str:
+        return self.decision.reason
 
 
 class Dispatcher:
-    """Chooses among healthy workers and keeps the books."""
+    """Chooses among healthy workers and keeps the books. `losses` tells what engines said they dropped, by worker."""
 
     def __init__(
         self,
@@ -34,13 +56,19 @@ class Dispatcher:
         ledger: Ledger,
         view: CacheView,
         is_up: Callable[[str], bool],
+        *,
         clock: Callable[[], float] = perf_counter,
+        losses: Callable[[str], CacheLosses] = lambda worker: CacheLosses(),
+        report_max_age_seconds: float = math.inf,
     ) -> None:
         self.policy = policy
         self.ledger = ledger
         self._view = view
         self._is_up = is_up
         self._clock = clock
+        self._losses = losses
+        self._report_max_age_seconds = report_max_age_seconds
+        self._computing: dict[str, dict[RouteRequest, None]] = {}
 
     def place(self, request: RouteRequest, excluded: frozenset[str] = frozenset()) -> Placement:
         """Choose and count, in one step, so that the next request already sees this one.
@@ -50,6 +78,8 @@ class Dispatcher:
         workers = [w for w in self.ledger.workers if w.name not in excluded and self._is_up(w.name)]
         if not workers:
             raise NoWorkers
+        if self.policy.needs.engine_load:
+            self._drop_stale_reports(workers)
         look = _TimedLookup(self._view, self._clock)
         begun = self._clock()
         decision = self.policy.choose(request, Fleet(workers, look, begun, self._view.source))
@@ -62,15 +92,20 @@ class Dispatcher:
         ticket = self.ledger.admit(decision.worker, request.prompt_tokens - (predicted or 0), now)
         self.policy.on_admit(request, decision.worker, now)
         self._view.routed(request, decision.worker)
-        return Placement(
-            request, decision.worker, decision.reason, predicted, look.seconds, choose_seconds, ticket
-        )  # fmt: skip
+        computing = self._computing.setdefault(decision.worker, {})
+        others = tuple(computing)
+        computing[request] = None
+        losses = self._losses(decision.worker)
+        return Placement(request, decision, predicted, look.seconds, choose_seconds, ticket, others, losses)
 
     def first_token(self, placement: Placement) -> None:
+        self._computing.get(placement.worker, {}).pop(placement.request, None)
+        placement.losses_at_first_token = self._losses(placement.worker)
         self.ledger.first_token(placement.ticket)
         self.policy.on_first_token(placement.request, placement.worker, self._clock())
 
     def end(self, placement: Placement) -> None:
+        self._computing.get(placement.worker, {}).pop(placement.request, None)
         self.ledger.end(placement.ticket)
         self.policy.on_end(placement.request, placement.worker, self._clock())
 
@@ -82,6 +117,27 @@ class Dispatcher:
         self.ledger.leave(name)
         self._view.worker_removed(name)
         self.policy.on_worker_removed(name)
+        self._computing.pop(name, None)
+
+    def _drop_stale_reports(self, workers: Iterable[Worker]) -> None:
+        """An engine that has stopped reporting has a load that nobody knows, not the one it last told."""
+        oldest = self._clock() - self._report_max_age_seconds
+        for worker in workers:
+            if worker.report is not None and worker.report.at_seconds <= oldest:
+                worker.report = None
+
+    def prediction_cause(self, placement: Placement, delivered_tokens: int | None) -> PredictionCause:
+        """What became of the prediction, once the engine has said what it reused."""
+        request, before = placement.request, placement.losses
+        after = placement.losses_at_first_token or before
+        return prediction_cause(
+            placement.predicted_tokens,
+            delivered_tokens,
+            block_size=request.block_size,
+            computing_tokens=_computing_tokens(placement),
+            cleared=after.cleared != before.cleared,
+            evicted=after.removed_blocks != before.removed_blocks,
+        )
 
 
 class _TimedLookup:
@@ -104,3 +160,9 @@ class _TimedLookup:
 def _reusable_tokens(request: RouteRequest, depth: int) -> int:
     """Engines compute at least the last prompt token, so a fully cached prompt reuses one block less."""
     return min(depth, max(request.prompt_tokens - 1, 0) // request.block_size) * request.block_size
+
+
+def _computing_tokens(placement: Placement) -> int:
+    """Of the prompt's opening, what others were computing at the worker when the request was placed there."""
+    others = (other.blocks for other in placement.computing)
+    return longest_common_blocks(placement.request.blocks, others) * placement.request.block_size

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvcache.prediction import PredictionCause
 from router.dispatch import Placement
+from router.explain import scores_json
+from router.policy import Decision
 from router.prompt import CHAT, Prompt
 from router.sse import AnswerWatch
 
@@ -34,6 +37,8 @@ class Exchange:
     path: str
     arrived_at: float
     tenant: str = ""
+    explain: bool = False
+    """The client asked for the decision's scores."""
     received_at: float | None = None
     prompt: Prompt | None = None
     placement: Placement | None = None
@@ -45,6 +50,8 @@ class Exchange:
     outcome: Outcome = Outcome.FAILED
     """A failure until something else is known."""
     error: str = ""
+    prediction_cause: PredictionCause | None = None
+    """What became of the predicted hit tokens; None for requests that brought no answer."""
 
     def client_left(self) -> None:
         """The client is gone; one that leaves on `[DONE]`, before the stream's very end, has its answer."""
@@ -83,7 +90,22 @@ class Exchange:
         }
         if placement.predicted_tokens is not None:
             headers["x-prefixwatch-predicted-tokens"] = str(placement.predicted_tokens)
+        if self.explain:
+            headers.update(_scores_headers(placement.decision))
         return headers
+
+
+def _scores_headers(decision: Decision) -> dict[str, str]:
+    headers = {
+        "x-prefixwatch-predicted-queue-s": _rounded(decision.predicted_queue_seconds),
+        "x-prefixwatch-predicted-prefill-s": _rounded(decision.predicted_prefill_seconds),
+        "x-prefixwatch-scores": scores_json(decision),
+    }
+    return {name: value for name, value in headers.items() if value}
+
+
+def _rounded(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.6g}"
 
 
 def outcome_of_status(status: int) -> Outcome:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvcache.audit import IndexAudit
 from kvcache.feed import FeedCounters
 from kvcache.subscriber import KvEventSubscriber
 from router.exchange import Exchange, Outcome
@@ -60,6 +61,15 @@ class RouterMetrics:
             "predicted_hit_tokens", f"Cached prompt tokens the router expected, {usage} and for which it looked.",
             "worker",
         )  # fmt: skip
+        self.predictions = self._counter(
+            "predictions", "Completed requests by what became of the predicted hit tokens.", "cause"
+        )
+        self.prediction_tokens = self._counter(
+            "prediction_tokens",
+            "Hit tokens predicted, and delivered, by what became of the prediction; where both are known.",
+            "cause",
+            "kind",
+        )
         self.request_hit_tokens = self._histogram(
             "request_hit_tokens", "Cached prompt tokens of a request, as the engine reports them.", _TOKEN_BUCKETS
         )
@@ -68,6 +78,14 @@ class RouterMetrics:
             _DECISION_BUCKETS, "step",
         )  # fmt: skip
         self._steps = {step: self.decision_seconds.labels(step) for step in _STEPS}
+        self.predicted_queue_seconds = self._histogram(
+            "predicted_queue_seconds", "Wait before its prefill that the policy expects for a request; policies that "
+            "reckon in time.", _LATENCY_BUCKETS,
+        )  # fmt: skip
+        self.predicted_prefill_seconds = self._histogram(
+            "predicted_prefill_seconds", "Prefill time that the policy expects for a request; policies that reckon in "
+            "time.", _LATENCY_BUCKETS,
+        )  # fmt: skip
         self.receive_seconds = self._histogram(
             "receive_seconds", "From a request's headers to the last byte of its body.", _DECISION_BUCKETS
         )
@@ -85,9 +103,11 @@ class RouterMetrics:
         healthy: Callable[[], dict[str, bool]],
         block_count: Callable[[str], int],
         subscribers: Sequence[KvEventSubscriber],
+        audit: IndexAudit,
     ) -> None:
-        """Serve the gauges, and the event feeds' own counts, read from their owners at each scrape."""
+        """Serve the gauges, and the counts of event feeds and index audit, read from their owners at each scrape."""
         self.registry.register(_FleetState(ledger, healthy, block_count))
+        self.registry.register(_AuditedIndex(audit, healthy))
         self.registry.register(_EventFeeds(subscribers))
 
     def record(self, exchange: Exchange, block_size: int) -> None:
@@ -112,6 +132,8 @@ class RouterMetrics:
             self.request_hit_tokens.observe(watch.cached_tokens)
             if placement.predicted_tokens is not None:
                 self.predicted_hit_tokens.labels(worker).inc(placement.predicted_tokens)
+        if exchange.prediction_cause is not None:
+            self._predicted(exchange, exchange.prediction_cause.value)
 
     def decided(self, exchange: Exchange, policy: str) -> None:
         """Count a decision."""
@@ -125,7 +147,20 @@ class RouterMetrics:
             self._steps["hash"].observe(prompt.hash_seconds)
             self._steps["lookup"].observe(placement.lookup_seconds)
         self._steps["choose"].observe(placement.choose_seconds)
+        expected = placement.decision
+        if expected.predicted_queue_seconds is not None:
+            self.predicted_queue_seconds.observe(expected.predicted_queue_seconds)
+        if expected.predicted_prefill_seconds is not None:
+            self.predicted_prefill_seconds.observe(expected.predicted_prefill_seconds)
         self._steps["total"].observe(total)
+
+    def _predicted(self, exchange: Exchange, cause: str) -> None:
+        self.predictions.labels(cause).inc()
+        predicted = exchange.placement.predicted_tokens if exchange.placement else None
+        delivered = exchange.watch.cached_tokens
+        if predicted is not None and delivered is not None:
+            self.prediction_tokens.labels(cause, "predicted").inc(predicted)
+            self.prediction_tokens.labels(cause, "delivered").inc(delivered)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, namespace=NAMESPACE, registry=self.registry)
@@ -161,6 +196,27 @@ class _FleetState(Collector):
             yield GaugeMetricFamily(
                 f"{NAMESPACE}_oldest_in_flight_seconds", "Age of the oldest request in flight.", value=oldest
             )
+
+
+class _AuditedIndex(Collector):
+    def __init__(self, audit: IndexAudit, workers: Callable[[], Iterable[str]]) -> None:
+        self._audit = audit
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            f"{NAMESPACE}_index_audited_lookups",
+            "Prompts looked up in the block index both by bisection and block by block.",
+            value=self._audit.audited_lookups,
+        )
+        holes = CounterMetricFamily(
+            f"{NAMESPACE}_index_prefix_holes",
+            "Audited lookups whose two answers differ: the worker holds a block without all those before it.",
+            labels=["worker"],
+        )
+        for worker in self._workers():
+            holes.add_metric([worker], self._audit.holes[worker])
+        yield holes
 
 
 class _EventFeeds(Collector):

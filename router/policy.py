@@ -54,6 +54,8 @@ class LoadReport:
     waiting_uncached_tokens: int | None = None
     """Prompt tokens still to be computed for the waiting requests."""
     generation_tokens_per_second: float | None = None
+    kv_capacity_tokens: int | None = None
+    """All the KV that the engine can hold; `kv_usage_ratio` of it is in use."""
 
 
 @dataclass(slots=True)
@@ -99,6 +101,10 @@ class Decision:
     reason: str
     hit_blocks: int = 0
     scores: Mapping[str, float] = field(default_factory=dict)
+    predicted_queue_seconds: float | None = None
+    """Wait before this request's prefill at the chosen worker, and the prefill itself, as the policy reckons; None
+    where it doesn't reckon in time."""
+    predicted_prefill_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from router.tracing import Tracing
 
+EXPLAIN_HEADER = "x-prefixwatch-explain"
+"""A request with the value 1 gets its decision's scores in the answer's headers."""
 _RETRIES = 1
 _INLINE_BODY_BYTES = 8192
 """Larger bodies are tokenised in a thread: about 2,000 tokens take longer than the hop costs."""
@@ -82,6 +84,7 @@ class Proxy:
             path=request.path,
             arrived_at=perf_counter(),
             tenant=request.headers.get(self._config.tenants.header, ""),
+            explain=request.headers.get(EXPLAIN_HEADER) == "1",
         )
         span: Span | None = None
         try:
@@ -102,6 +105,7 @@ class Proxy:
             raise
         finally:
             exchange.ended_at = perf_counter()
+            self._compare_prediction(exchange)
             self._metrics.record(exchange, self._config.block_size)
             if span is not None and self._tracing is not None:
                 self._tracing.finish(span, exchange, self._policy_name)
@@ -194,6 +198,11 @@ class Proxy:
             if opening.streamed:
                 return await self._relay.stream(request, exchange, opening)
             return self._relay.whole(exchange, opening)
+
+    def _compare_prediction(self, exchange: Exchange) -> None:
+        if exchange.placement is not None and exchange.outcome is Outcome.COMPLETED:
+            delivered = exchange.watch.cached_tokens
+            exchange.prediction_cause = self._dispatcher.prediction_cause(exchange.placement, delivered)
 
     def _refuse(self, exchange: Exchange, reason: str, status: int, message: str) -> web.Response:
         """The router's own no."""

@@ -1,7 +1,8 @@
 """A policy's own memory of where it sent which hash, for policies whose published form brings one along.
 
 Hashes are chain hashes (blocks, chunks of text): equal ones mean equal openings. For each worker the hashes are kept
-in order of use; for each hash its workers, the latest to get it last. Nothing is dropped unless `trim` is called.
+in order of use; for each hash its workers, in the order in which they first got it. Nothing is dropped unless `trim` is
+called.
 """
 
 from __future__ import annotations
@@ -28,12 +29,8 @@ class RoutedHashes:
         return len(self._used.get(worker, ()))
 
     def holders(self, value: int) -> KeysView[str]:
-        """Workers that were sent this hash, the latest last."""
+        """Workers that were sent this hash, the first to get it first."""
         return self._holders.get(value, {}).keys()
-
-    def latest(self, value: int) -> str | None:
-        """The worker that was sent this hash last."""
-        return next(reversed(self._holders.get(value, {})), None)
 
     def store(self, worker: str, values: Iterable[int]) -> None:
         """Note these for the worker; the last of them is the last that `trim` takes."""
@@ -41,9 +38,7 @@ class RoutedHashes:
         for value in values:
             used[value] = None
             used.move_to_end(value)
-            held_by = holders.setdefault(value, {})
-            held_by.pop(worker, None)
-            held_by[worker] = None
+            holders.setdefault(value, {})[worker] = None
 
     def trim(self, worker: str, capacity: int) -> None:
         """Forget the worker's least recently stored hashes beyond `capacity`."""

@@ -18,6 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from router.exchange import Exchange, Outcome
+from router.explain import scores_json
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -67,6 +68,7 @@ class Tracing:
 
 def _attributes(exchange: Exchange, policy: str) -> dict[str, AttributeValue | None]:
     prompt, placement, watch = exchange.prompt, exchange.placement, exchange.watch
+    decision = placement.decision if placement else None
     return {
         "gen_ai.operation.name": exchange.operation,
         "gen_ai.request.model": prompt.model if prompt else None,
@@ -78,6 +80,10 @@ def _attributes(exchange: Exchange, policy: str) -> dict[str, AttributeValue | N
         "prefixwatch.worker": placement.worker if placement else None,
         "prefixwatch.reason": placement.reason if placement else None,
         "prefixwatch.predicted_cached_tokens": placement.predicted_tokens if placement else None,
+        "prefixwatch.predicted_queue_seconds": decision.predicted_queue_seconds if decision else None,
+        "prefixwatch.predicted_prefill_seconds": decision.predicted_prefill_seconds if decision else None,
+        "prefixwatch.scores": (scores_json(decision) or None) if decision else None,
+        "prefixwatch.prediction_cause": exchange.prediction_cause.value if exchange.prediction_cause else None,
         "prefixwatch.reported_cached_tokens": watch.cached_tokens,
         "prefixwatch.decision_seconds": exchange.decision_seconds,
         "prefixwatch.time_to_first_token_seconds": exchange.ttft_seconds,

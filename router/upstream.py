@@ -19,7 +19,9 @@ _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade")
 )  # fmt: skip
-_NOT_SENT_ON = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "accept-encoding", "expect"}
+_NOT_SENT_ON = _HOP_BY_HOP | {
+    *("host", "content-length", "content-encoding", "accept-encoding", "expect", "x-prefixwatch-explain"),
+}
 _NOT_SENT_BACK = _HOP_BY_HOP | {"content-length"}
 
 _KEEP_ALIVE_SECONDS = 4.0  # uvicorn drops idle connections after 5 s; be first, so none is reused as it dies

@@ -98,9 +98,25 @@ def simulate(
     speed: Annotated[float, typer.Option(help="Replay this many times as fast as recorded.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests.")] = None,
     view: Annotated[
-        str, typer.Option(help="What policies know of the caches: the router's own `history`, or engines' `events`.")
+        str,
+        typer.Option(
+            help="What policies know of the caches: the router's own `history`, engines' `events`, or `snapshots` of "
+            "engines' caches, up to 3 s old."
+        ),
     ] = "history",
     profile: Annotated[str | None, typer.Option(help="Step-time profile of the engines.")] = None,
+    prefill_workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Split the fleet: so many engines more that only compute prompts. `--workers` and `--policy` are then "
+            "for those that generate.",
+            show_default=False,
+        ),
+    ] = None,
+    prefill_policy: Annotated[
+        str, typer.Option(help="Routing policy of the prefill engines of a split fleet.")
+    ] = "round_robin",
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of a scenario, each with its own seed.")] = 3,
     seed: Annotated[int, typer.Option(help="Fixes the traffic and random ties.")] = 1,
     as_json: JsonFlag = False,
@@ -110,6 +126,8 @@ def simulate(
     Example: `prefixwatch simulate shared-prefix --policy round_robin,cache_aware,score --workers 16`
 
     Example: `prefixwatch simulate --trace conversation_trace.jsonl --workers 1 --capacity-blocks 10000`
+
+    Example: `prefixwatch simulate shared-prefix --prefill-workers 4 --prefill-policy mooncake --policy flexlb_decode`
     """
     from stack.simulate_command import SimulateOptions, run_simulate
 
@@ -126,6 +144,8 @@ def simulate(
         profile=profile,
         repeats=repeats,
         seed=seed,
+        prefill_workers=prefill_workers,
+        prefill_policy=prefill_policy,
     )
     _finish(*run_simulate(options, Console(stderr=as_json)), as_json=as_json)
 

@@ -9,7 +9,20 @@ from typing import ClassVar
 from engines.model import EngineModel
 from engines.step_time import token_contexts
 from kvcache.index import BlockIndex
-from router.policy import Fleet, RouteRequest, ViewSource
+from router.policy import Fleet, LoadReport, RouteRequest, ViewSource
+
+
+def load_report(model: EngineModel, now_s: float) -> LoadReport:
+    """What an engine says of its load; one without a limit of blocks says nothing of its KV use."""
+    config = model.config
+    limited = config.capacity_blocks is not None
+    return LoadReport(
+        now_s,
+        running=model.running,
+        waiting=model.waiting,
+        kv_usage_ratio=model.kv_usage_ratio if limited else None,
+        kv_capacity_tokens=(config.capacity_blocks or 0) * config.block_size if limited else None,
+    )
 
 
 class EngineView:

@@ -30,19 +30,17 @@ from engines.model import (
     SimRequest,
 )
 from engines.step_time import DEFAULT_PROFILE, profile
-from kvcache.index import BlockIndex
 from loadgen.records import Outcome, RequestRecord
-from router.cache_view import CacheView, HistoryView, NoView
-from router.ledger import Ledger, Ticket
 from router.policies import make_policy
-from router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest
-from stack.engine_views import EngineView, TruthView
+from router.policy import NoWorkers, Policy
+from stack.engine_views import TruthView, load_report
+from stack.simulated_router import Placement, SimulatedRouter, ViewKind, make_views
+from stack.snapshot_view import SnapshotView
 from stack.synthetic import infinite_cache_tokens
 from stack.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
 
 Arrivals = Literal["auto", "serial", "trace"]
 
-_UNLIMITED_BLOCKS = 2**62
 _STEP_END, _REPORT, _ARRIVAL = range(3)  # in this order at equal times
 
 
@@ -88,57 +86,77 @@ class SimulationResult:
 
 
 class FleetSimulation:
-    """One run: create, `run` once. `engine` describes every worker alike."""
+    """One run: create, `run` once. `engine` describes every worker alike; each of `policies` is a router of its own."""
 
     def __init__(
         self,
-        policy: Policy,
+        policies: Sequence[Policy],
         engine: EngineConfig,
         workers: int,
         *,
-        view: Literal["history", "events"] = "history",
+        view: ViewKind = "history",
         report_interval_s: float = 1.0,
     ) -> None:
         if workers < 1:
             raise ValueError(f"a fleet needs at least 1 worker, got {workers}")
-        self._policy = policy
-        self._view, self._index = _make_view(policy, engine, view)
+        if not policies:
+            raise ValueError("a fleet needs at least 1 router, got none")
+        views, self._index = make_views(policies, engine, view)
         self._engine = engine if self._index is None else replace(engine, report_events=True)
         self._report_interval_s = report_interval_s
-        self._ledger = Ledger()
-        self._workers = [self._ledger.join(f"worker-{k}") for k in range(workers)]
-        self._number = {worker.name: k for k, worker in enumerate(self._workers)}
+        self._names = [f"worker-{k}" for k in range(workers)]
+        self._number = {name: k for k, name in enumerate(self._names)}
+        self._routers = [
+            SimulatedRouter(policy, router_view, self._names, engine.block_size, self._evicted_blocks)
+            for policy, router_view in zip(policies, views, strict=True)
+        ]
+        self._policy = policies[0]
         self._models = [EngineModel(self._engine) for _ in range(workers)]
         self._busy = [False] * workers
         self._step_ends_s = [0.0] * workers
-        self._truth = self._view if isinstance(self._view, TruthView) else None
-        if self._truth is not None:
-            self._truth.watch(dict(zip(self._number, self._models, strict=True)))
-        self._tickets: dict[str, tuple[Ticket, RouteRequest, RequestRecord]] = {}
+        if isinstance(views[0], TruthView):
+            views[0].watch(dict(zip(self._names, self._models, strict=True)))
+        self._snapshots = views[0] if isinstance(views[0], SnapshotView) else None
+        self._placements: dict[str, Placement] = {}
         self._blocks: dict[str, list[int]] = {}
         self._events: list[tuple[float, int, int]] = []
 
-    def run(self, requests: Sequence[SimulatedRequest], *, serial: bool = False) -> SimulationResult:
-        """Serve these requests, given in order of arrival. A request that no engine can hold has `failed`."""
+    def run(
+        self, requests: Sequence[SimulatedRequest], *, serial: bool = False, via: Sequence[int] | None = None
+    ) -> SimulationResult:
+        """Serve these requests, given in order of arrival. A request that no engine can hold has `failed`; one for
+        which a policy raises NoWorkers is `refused`, as by the live router.
+
+        `via` has each request's router by number; None: the first router gets them all.
+        """
+        routers = [self._routers[number] for number in (via if via is not None else [0] * len(requests))]
         shared = infinite_cache_tokens(requests, self._engine.block_size)
-        records = [self._new_record(k, request, shared[k]) for k, request in enumerate(requests)]
+        records = [new_record(self._policy.name, k, request, shared[k]) for k, request in enumerate(requests)]
         if serial:
-            self._run_serially(requests, records)
+            self._run_serially(requests, records, routers)
         else:
-            self._run_as_recorded(requests, records)
+            self._run_as_recorded(requests, records, routers)
         totals = [
-            WorkerTotals(worker.name, worker.served, model.counters, model.pool.evicted_blocks)
-            for worker, model in zip(self._workers, self._models, strict=True)
+            WorkerTotals(name, sum(served), model.counters, model.pool.evicted_blocks)
+            for name, model, *served in zip(self._names, self._models, *(r.served for r in self._routers), strict=True)
         ]
         return SimulationResult(self._policy.name, records, totals)
 
-    def _run_serially(self, requests: Sequence[SimulatedRequest], records: Sequence[RequestRecord]) -> None:
+    def _run_serially(
+        self,
+        requests: Sequence[SimulatedRequest],
+        records: Sequence[RequestRecord],
+        routers: Sequence[SimulatedRouter],
+    ) -> None:
         now_s = 0.0
-        for request, record in zip(requests, records, strict=True):
+        for request, record, router in zip(requests, records, routers, strict=True):
             now_s = record.scheduled_s = record.sent_s = max(now_s, request.arrival_s)
+            self._take_snapshots(now_s)
             if self._policy.needs.engine_load:
                 self._report(now_s)
-            number = self._place(request, record, now_s)
+            number = self._place(request, record, router, now_s)
+            if number is None:
+                continue
             engine_request = SimRequest(request.id, request.blocks, request.prompt_tokens, 1, now_s)
             try:
                 sequence = self._models[number].run_alone(engine_request)
@@ -150,7 +168,12 @@ class FleetSimulation:
             now_s = self._decoded_alone_s(request, sequence)
             self._note_end(request.id, now_s, request.output_tokens)
 
-    def _run_as_recorded(self, requests: Sequence[SimulatedRequest], records: Sequence[RequestRecord]) -> None:
+    def _run_as_recorded(
+        self,
+        requests: Sequence[SimulatedRequest],
+        records: Sequence[RequestRecord],
+        routers: Sequence[SimulatedRouter],
+    ) -> None:
         events = self._events
         events.extend((request.arrival_s, _ARRIVAL, k) for k, request in enumerate(requests))
         if self._policy.needs.engine_load and requests:
@@ -159,17 +182,20 @@ class FleetSimulation:
         last_arrival_s = requests[-1].arrival_s if requests else 0.0
         while events:
             now_s, kind, number = heapq.heappop(events)
+            self._take_snapshots(now_s)
             if kind == _STEP_END:
                 self._end_step(number, now_s)
             elif kind == _ARRIVAL:
-                self._arrive(requests[number], records[number], now_s)
+                self._arrive(requests[number], records[number], routers[number], now_s)
             else:
                 self._report(now_s)
                 if now_s < last_arrival_s:
                     heapq.heappush(events, (now_s + self._report_interval_s, _REPORT, 0))
 
-    def _arrive(self, request: SimulatedRequest, record: RequestRecord, now_s: float) -> None:
-        number = self._place(request, record, now_s)
+    def _arrive(self, request: SimulatedRequest, record: RequestRecord, router: SimulatedRouter, now_s: float) -> None:
+        number = self._place(request, record, router, now_s)
+        if number is None:
+            return
         engine_request = SimRequest(request.id, request.blocks, request.prompt_tokens, request.output_tokens, now_s)
         try:
             self._models[number].submit(engine_request)
@@ -196,70 +222,59 @@ class FleetSimulation:
                 self._note_end(token.request_id, now_s, token.sequence.generated_tokens)
         self._begin_step(number, now_s)
 
-    def _place(self, request: SimulatedRequest, record: RequestRecord, now_s: float) -> int:
-        """Choose a worker and book the request there, as the live router does before it sends."""
-        policy, size = self._policy, self._engine.block_size
-        route = RouteRequest(
-            id=request.id,
-            prompt_tokens=request.prompt_tokens,
-            tokens=request.tokens() if policy.needs.tokens or policy.needs.text else NO_TOKENS,
-            blocks=request.blocks,
-            block_size=size,
-            max_output_tokens=request.output_tokens,
-            tenant=request.tenant,
-            session=request.session,
-        )
-        fleet = Fleet(self._workers, self._view.depths, now_s, self._view.source)
-        if self._truth is not None:
-            self._truth.tell(fleet, self._step_ends_s)
-        decision = policy.choose(route, fleet)
-        record.worker, record.reason = decision.worker, decision.reason
-        predicted = min(decision.hit_blocks * size, request.prompt_tokens)
-        record.predicted_tokens = predicted if policy.needs.cache_view else None
-        ticket = self._ledger.admit(decision.worker, request.prompt_tokens - predicted, now_s)
-        policy.on_admit(route, decision.worker, now_s)
-        self._view.routed(route, decision.worker)
-        self._tickets[request.id] = ticket, route, record
+    def _place(
+        self, request: SimulatedRequest, record: RequestRecord, router: SimulatedRouter, now_s: float
+    ) -> int | None:
+        """The number of the worker that this router sends the request to; None where it turns the request away."""
+        try:
+            self._placements[request.id] = router.place(request, record, now_s, self._step_ends_s)
+        except NoWorkers:
+            record.end_s, record.outcome, record.status = now_s, Outcome.REFUSED, 503
+            return None
         if self._index is not None:
             self._blocks[request.id] = request.blocks.tolist()
-        return self._number[decision.worker]
+        return self._number[record.worker]
+
+    def _evicted_blocks(self, name: str) -> int:
+        return self._models[self._number[name]].pool.evicted_blocks
 
     def _note_first_token(self, sequence: SequenceState) -> None:
-        ticket, route, record = self._tickets[sequence.id]
+        placement = self._placements[sequence.id]
+        record = placement.record
         assert sequence.first_token_s is not None
         record.first_byte_s = record.first_token_s = sequence.first_token_s
         record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
-        if self._truth is not None:
-            self._truth.settled(route, record.worker)
-        self._ledger.first_token(ticket)
-        self._policy.on_first_token(route, record.worker, sequence.first_token_s)
+        placement.router.first_token(placement, sequence.first_token_s)
 
     def _note_end(self, request_id: str, now_s: float, output_tokens: int) -> None:
-        ticket, route, record = self._tickets.pop(request_id)
+        placement = self._placements.pop(request_id)
         self._blocks.pop(request_id, None)
+        record = placement.record
         record.end_s, record.output_tokens = now_s, output_tokens
         record.outcome, record.status = Outcome.COMPLETED, 200
-        self._ledger.end(ticket)
-        self._policy.on_end(route, record.worker, now_s)
+        placement.router.end(placement, now_s)
 
     def _fail(self, request_id: str, error: RequestError, now_s: float) -> None:
-        ticket, route, record = self._tickets.pop(request_id)
+        placement = self._placements.pop(request_id)
         self._blocks.pop(request_id, None)
+        record = placement.record
         record.end_s, record.outcome, record.status, record.error = now_s, Outcome.FAILED, 400, str(error)
-        if self._truth is not None:
-            self._truth.settled(route, record.worker)
-        self._ledger.end(ticket)
-        self._policy.on_end(route, record.worker, now_s)
+        placement.router.fail(placement, now_s)
 
     def _report(self, now_s: float) -> None:
-        for worker, model in zip(self._workers, self._models, strict=True):
-            usage = model.kv_usage_ratio if self._engine.capacity_blocks else None
-            worker.report = LoadReport(now_s, model.running, model.waiting, usage)
+        reports = [load_report(model, now_s) for model in self._models]
+        for router in self._routers:
+            router.hear(reports)
+
+    def _take_snapshots(self, now_s: float) -> None:
+        """Before anything happens at `now_s`, so that a snapshot due earlier shows how it was then."""
+        if self._snapshots is not None:
+            self._snapshots.advance(now_s)
 
     def _apply_block_events(self, number: int) -> None:
         if self._index is None:
             return
-        name = self._workers[number].name
+        name = self._names[number]
         for event in self._models[number].drain_events():
             if isinstance(event, BlocksStored):
                 blocks = self._blocks[event.request_id]
@@ -279,23 +294,25 @@ class FleetSimulation:
             + contexts * time.per_context_token_s
         )
 
-    def _new_record(self, index: int, request: SimulatedRequest, shared_tokens: int) -> RequestRecord:
-        return RequestRecord(
-            id=request.id,
-            policy=self._policy.name,
-            repeat=0,
-            index=index,
-            phase="measured",
-            tenant=request.tenant,
-            session=request.session,
-            turn=0,
-            group=request.group,
-            request_class="",
-            scheduled_s=request.arrival_s,
-            sent_s=request.arrival_s,
-            planned_prompt_tokens=request.prompt_tokens,
-            planned_shared_tokens=shared_tokens,
-        )
+
+def new_record(policy: str, index: int, request: SimulatedRequest, shared_tokens: int) -> RequestRecord:
+    """The record of a request that arrives as planned; what becomes of it is yet to be filled in."""
+    return RequestRecord(
+        id=request.id,
+        policy=policy,
+        repeat=0,
+        index=index,
+        phase="measured",
+        tenant=request.tenant,
+        session=request.session,
+        turn=0,
+        group=request.group,
+        request_class="",
+        scheduled_s=request.arrival_s,
+        sent_s=request.arrival_s,
+        planned_prompt_tokens=request.prompt_tokens,
+        planned_shared_tokens=shared_tokens,
+    )
 
 
 def simulate_requests(
@@ -307,12 +324,12 @@ def simulate_requests(
     seed: int = 0,
     policy_options: Mapping[str, Any] | None = None,
     arrivals: Arrivals = "auto",
-    view: Literal["history", "events"] = "history",
+    view: ViewKind = "history",
 ) -> SimulationResult:
     """Serve these requests by `workers` engines under this policy. Raises ValueError for a wrong policy or option."""
     chosen = make_policy(policy, seed=seed, options=policy_options)
     serial = arrivals == "serial" or (arrivals == "auto" and workers == 1)
-    return FleetSimulation(chosen, engine, workers, view=view).run(requests, serial=serial)
+    return FleetSimulation([chosen], engine, workers, view=view).run(requests, serial=serial)
 
 
 def simulate_trace(
@@ -329,7 +346,7 @@ def simulate_trace(
     step_time_profile: str = DEFAULT_PROFILE,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
-    view: Literal["history", "events"] = "history",
+    view: ViewKind = "history",
 ) -> SimulationResult:
     """Replay the (first `limit`) requests of a trace, `speed` times as fast as recorded.
 
@@ -356,20 +373,6 @@ def simulate_trace(
         arrivals=arrivals,
         view=view,
     )
-
-
-def _make_view(
-    policy: Policy, engine: EngineConfig, view: Literal["history", "events"]
-) -> tuple[CacheView, BlockIndex | None]:
-    """What the policy gets to see, and the index that engine events go to if that is what it sees."""
-    if policy.needs.truth:
-        return TruthView(), None
-    if not policy.needs.cache_view:
-        return NoView(), None
-    if view == "events" or policy.needs.events:
-        index = BlockIndex()
-        return EngineView(index), index
-    return HistoryView(engine.capacity_blocks or _UNLIMITED_BLOCKS), None
 
 
 def _max_over_mean(records: Sequence[RequestRecord], workers: Sequence[str]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,14 +16,15 @@ from loadgen.scenario import load_scenario
 from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence
 from slo.document import load_objectives
 from slo.objective import Objective
+from stack.disaggregated import DisaggregatedResult, SideView, simulate_disaggregated
 from stack.errors import UsageError
 from stack.options import check_policies
 from stack.results import versions
 from stack.scenario_traffic import ScenarioTraffic
 from stack.simulate import Arrivals, SimulationResult, simulate_requests, simulate_trace
-from stack.trace import TRACE_BLOCK_TOKENS
+from stack.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
 
-View = Literal["history", "events"]
+View = Literal["history", "events", "snapshots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,13 @@ class SimulateOptions:
     profile: str | None
     repeats: int
     seed: int
+    prefill_workers: int | None = None
+    """Engines of a prefill side of its own; `workers` and `policies` are then those of the decode side."""
+    prefill_policy: str = "round_robin"
 
 
 _ARRIVALS = ("auto", "serial", "trace")
-_VIEWS = ("history", "events")
+_VIEWS = ("history", "events", "snapshots")
 
 
 def run_simulate(options: SimulateOptions, console: Console) -> tuple[dict[str, Any], int]:
@@ -60,7 +64,22 @@ def run_simulate(options: SimulateOptions, console: Console) -> tuple[dict[str, 
 
 def _of_trace(source: str, options: SimulateOptions) -> Summary:
     workers = options.workers or 1
-    results = [
+    if options.prefill_workers is not None:
+        results: Sequence[SimulationResult] = _split_trace(source, workers, options)
+    else:
+        results = _whole_trace(source, workers, options)
+    summary = _graded(Path(source).name, workers, results, [], options, block_size=TRACE_BLOCK_TOKENS)
+    # A trace names a prompt's last, partial block too; the published hit rates count it, so the engines' own counts do.
+    ratios = {result.policy: result.block_hit_ratio for result in results}
+    policies = {
+        name: own.model_copy(update={"prefix": own.prefix.model_copy(update={"block_hit_ratio": ratios[name]})})
+        for name, own in summary.policies.items()
+    }
+    return summary.model_copy(update={"policies": policies})
+
+
+def _whole_trace(source: str, workers: int, options: SimulateOptions) -> list[SimulationResult]:
+    return [
         simulate_trace(
             source,
             workers=workers,
@@ -75,14 +94,40 @@ def _of_trace(source: str, options: SimulateOptions) -> Summary:
         )
         for policy in options.policies
     ]
-    summary = _graded(Path(source).name, workers, results, [], options, block_size=TRACE_BLOCK_TOKENS)
-    # A trace names a prompt's last, partial block too; the published hit rates count it, so the engines' own counts do.
-    ratios = {result.policy: result.block_hit_ratio for result in results}
-    policies = {
-        name: own.model_copy(update={"prefix": own.prefix.model_copy(update={"block_hit_ratio": ratios[name]})})
-        for name, own in summary.policies.items()
-    }
-    return summary.model_copy(update={"policies": policies})
+
+
+def _split_trace(source: str, workers: int, options: SimulateOptions) -> list[DisaggregatedResult]:
+    if not options.speed > 0:
+        raise UsageError(f"--speed must be above 0, got {options.speed}")
+    engine = EngineConfig(
+        step_time=profile(options.profile or DEFAULT_PROFILE),
+        block_size=TRACE_BLOCK_TOKENS,
+        capacity_blocks=options.capacity_blocks,
+    )
+    requests = [
+        replace(request, arrival_s=request.arrival_s / options.speed) for request in read_trace(source, options.limit)
+    ]
+    return [_split(requests, policy, workers, engine, options) for policy in options.policies]
+
+
+def _split(
+    requests: Sequence[SimulatedRequest],
+    policy: str,
+    workers: int,
+    engine: EngineConfig,
+    options: SimulateOptions,
+) -> DisaggregatedResult:
+    assert options.prefill_workers is not None
+    return simulate_disaggregated(
+        requests,
+        prefill_workers=options.prefill_workers,
+        decode_workers=workers,
+        prefill_policy=options.prefill_policy,
+        decode_policy=policy,
+        engine=engine,
+        seed=options.seed,
+        view=cast(SideView, options.view),
+    )
 
 
 def _of_scenario(source: str, options: SimulateOptions) -> Summary:
@@ -94,19 +139,23 @@ def _of_scenario(source: str, options: SimulateOptions) -> Summary:
         capacity_blocks=options.capacity_blocks or hints.capacity_blocks,
     )
     traffic = ScenarioTraffic(scenario)
-    results = []
+    results: list[SimulationResult] = []
     for repeat in range(options.repeats):
         requests = traffic.requests(seed=options.seed + repeat)
         for policy in options.policies:
-            result = simulate_requests(
-                requests,
-                policy=policy,
-                workers=workers,
-                engine=engine,
-                seed=options.seed + repeat,
-                arrivals=cast(Arrivals, options.arrivals),
-                view=cast(View, options.view),
-            )
+            seed = options.seed + repeat
+            if options.prefill_workers is not None:
+                result: SimulationResult = _split(requests, policy, workers, engine, replace(options, seed=seed))
+            else:
+                result = simulate_requests(
+                    requests,
+                    policy=policy,
+                    workers=workers,
+                    engine=engine,
+                    seed=seed,
+                    arrivals=cast(Arrivals, options.arrivals),
+                    view=cast(View, options.view),
+                )
             for record in result.records:
                 record.repeat, record.request_class = repeat, scenario.request_class
             results.append(result)
@@ -123,11 +172,12 @@ def _graded(
     *,
     block_size: int,
 ) -> Summary:
+    prefill = options.prefill_workers
     facts = RunFacts(
         scenario=name,
-        engine="simulated in virtual time",
+        engine="simulated in virtual time" + ("" if prefill is None else f", behind {prefill} prefill workers"),
         workers=workers,
-        policies=options.policies,
+        policies=list(dict.fromkeys(result.policy for result in results)),
         block_size=block_size,
         seeds=[options.seed],
         versions=versions(),
@@ -144,6 +194,12 @@ def _check(options: SimulateOptions) -> None:
     if options.view not in _VIEWS:
         raise UsageError(f"--view {options.view}: choose one of {', '.join(_VIEWS)}")
     check_policies(options.policies)
+    if options.prefill_workers is not None:
+        check_policies([options.prefill_policy], option="--prefill-policy")
+        if options.arrivals == "serial" or options.view == "snapshots":
+            raise UsageError(
+                "--prefill-workers goes neither with --arrivals serial nor with --view snapshots: leave these out"
+            )
     if options.profile is not None:
         try:
             profile(options.profile)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 
+from tests.peers.peer_venv import COMPLETE
+
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("prefixwatch", deadline=None)
 settings.load_profile("prefixwatch")
@@ -26,7 +28,13 @@ def _prometheus() -> str | None:
     return "no prometheus and promtool on PATH: scripts/install-test-tools installs them on Debian"
 
 
-_MISSING: dict[str, Callable[[], str | None]] = {"browser": _chromium, "prometheus": _prometheus}
+def _peers() -> str | None:
+    if COMPLETE.exists():
+        return None
+    return "no .peers/ with the routers to compare with: scripts/install-test-peers installs them on Linux"
+
+
+_MISSING: dict[str, Callable[[], str | None]] = {"browser": _chromium, "peers": _peers, "prometheus": _prometheus}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,6 +12,7 @@ from router.policies.aibrix_prefix_cache import AibrixPrefixCache
 from router.policies.cache_aware import CacheAware
 from router.policies.cache_aware_v1 import CacheAwareV1
 from router.policies.dynamo_kv import DynamoKv
+from router.policies.flexlb_decode import FlexLbDecode
 from router.policies.flexlb_formula import FlexLbFormula
 from router.policies.flexlb_learning import FlexLbLearning
 from router.policies.kvaware import KvAware
@@ -49,6 +50,7 @@ POLICIES: Mapping[str, type[Policy]] = {
         LoadAwareTokens,
         FlexLbFormula,
         FlexLbLearning,
+        FlexLbDecode,
         DynamoKv,
         LlmdPrecise,
         LlmdApprox,

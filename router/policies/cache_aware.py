@@ -7,7 +7,11 @@
    No owner → least loaded.
 3. Of several owners the least loaded.
 4. Spill, for this request alone: the owner is given up for the least loaded worker if its load is both
-   > average × `balance_rel_threshold` and > average + `balance_abs_threshold`.
+   > average × `balance_rel_threshold` and > average + margin,
+
+       margin = min(balance_abs_threshold, max(4, 2·√average))
+
+   two standard deviations of a Poisson count at that average: a small fleet couldn't spill at 64.
 
 Load is requests in flight from this router. All ties are random (an idle fleet spreads).
 
@@ -24,8 +28,8 @@ Defaults, two sets (`defaults=`), both in the field:
 Block 16 tokens. The history's size (2^26 tokens; 10 000) and eviction interval (60 s; 30 s) belong to the
 cache view that feeds this policy, as does recording where a prompt went.
 
-Source: smg `cache_aware` 1.13.0 (2026-08-22), tree and event modes. Not modelled: the cap of the absolute
-margin at the size of natural fluctuation, and the `cache_index = hash` mode.
+Source: smg `cache_aware` 1.13.0 (2026-08-22), tree and event modes; the margin's cap by the help text of its command
+line, and as its binary behaves. Not modelled: the `cache_index = hash` mode.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ from typing import Literal
 from router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker, least_loaded
 
 DEFAULT_SETS: Mapping[str, tuple[float, float, float]] = {"cli": (0.3, 64.0, 1.5), "struct": (0.5, 32.0, 1.1)}
+LEAST_MARGIN = 4.0
+"""Requests above the average that are never held against a worker, unless `balance_abs_threshold` is lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,8 @@ class CacheAware(Policy):
         assert relative is not None
         assert absolute is not None
         average = sum(worker.in_flight for worker in workers) / len(workers)
-        return owner.in_flight > average * relative and owner.in_flight > average + absolute
+        margin = min(absolute, max(LEAST_MARGIN, 2 * math.sqrt(average)))
+        return owner.in_flight > average * relative and owner.in_flight > average + margin
 
     def _under_kv_pressure(self, workers: Sequence[Worker]) -> bool:
         overload, spread = self.options.kv_overload_threshold, self.options.kv_spread_threshold

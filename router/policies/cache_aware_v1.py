@@ -1,12 +1,14 @@
-"""Cache aware, first generation: the longest prefix's latest recipient, unless the whole fleet counts as imbalanced.
+"""Cache aware, first generation: the longest prefix's first recipient, unless the whole fleet counts as imbalanced.
 
 1. Imbalanced: over the candidates' requests in flight, max − min > `balance_abs_threshold` and
    max > `balance_rel_threshold` · min → least by (in flight, requests placed so far, position); locality is
    ignored for everyone. So it is if the highest reported KV usage exceeds `kv_overload_threshold` or highest − lowest
    exceeds `kv_spread_threshold` (both 1.0: off).
-2. With `index="history"`: matched tokens / prompt tokens > `cache_threshold` (strictly) → the worker that was last
-   sent the deepest matched block. Not above → fewest in flight. If that worker may not take the request (unhealthy, or
-   just failed it) → the first worker listed, and the prompt is not noted, so that this repeats until the owner is back.
+2. With `index="history"`: matched tokens / prompt tokens > `cache_threshold` (strictly) → the worker that was
+   first sent the deepest matched block and still has it noted, or, with `owner="least_loaded"`, the least loaded of
+   all that have. If none of these may take the request (unhealthy, or just failed it) → the first worker listed, and
+   the prompt is not noted, so that this repeats until the owner is back. Not above → fewest in flight, or, with
+   `misses="smallest_tree"`, the worker with the fewest pages noted, as the first releases had it.
 3. With `index="events"`: the worker with the most matched blocks by the engines' own account; ties by fewer in flight,
    then by position. No match → fewest in flight.
 4. Except in the unhealthy case the prompt is noted for the chosen worker.
@@ -21,12 +23,16 @@ Defaults, two sets (`defaults=`), both in the field:
 Pages are blocks (16 tokens in the source). At each interval a worker's least recently noted pages beyond
 `max_tree_size` are dropped, tails before heads. Ties: the lowest position, always. Deterministic.
 
-Known faults, kept: every miss on an idle fleet goes to the first worker (sglang#32983); one hot worker turns
+Known faults, kept: every miss on an idle fleet goes to the first worker (sglang#32983); by the smallest tree every
+miss goes to a worker that has just joined, however busy (sglang#14305, sglang#14532); one hot worker turns
 affinity off for all (sglang#32195, smg#2161); an unhealthy owner's requests all go to the first worker. Not kept: a
 worker that left the fleet stayed in the tree until its pages aged out; here they go with it.
 
-Source: SGLang gateway / smg `cache_aware` up to 2026-08-07, token tree and event modes. Not modelled: the text tree of
-HTTP mode, and that a match refreshes recency only about every eighth time (noting the prompt does).
+Source: SGLang gateway / smg `cache_aware` up to 2026-08-07. The binaries of sglang-router 0.3.2 (all defaults) and
+vllm-router 0.1.17 (`owner="least_loaded"`) place the same requests alike, but for the last tie among loads when
+imbalanced, which they give to the first listed. Not modelled: the text tree of HTTP mode matches by characters; in the
+token tree one in 16 notes makes its worker the one that counts as first; a match refreshes recency only about every
+eighth time (noting the prompt does).
 """
 
 from __future__ import annotations
@@ -63,6 +69,8 @@ class CacheAwareV1Options:
 
     defaults: Literal["cli", "struct"] = "cli"
     index: Literal["history", "events"] = "history"
+    misses: Literal["least_load", "smallest_tree"] = "least_load"
+    owner: Literal["first", "least_loaded"] = "first"
     cache_threshold: float | None = None
     balance_abs_threshold: float | None = None
     balance_rel_threshold: float | None = None
@@ -83,7 +91,15 @@ class CacheAwareV1(Policy):
     name = "cache_aware_v1"
     source = "SGLang gateway (smg up to 2026-08-07) cache_aware"
     needs = Needs(tokens=True, cache_view=True)
-    reasons = ("imbalanced", "kv_pressure", "cache_hit", "below_threshold", "miss_least_load", "owner_unhealthy")
+    reasons = (
+        "imbalanced",
+        "kv_pressure",
+        "cache_hit",
+        "below_threshold",
+        "miss_least_load",
+        "miss_smallest_tree",
+        "owner_unhealthy",
+    )
     deterministic = True
     Options = CacheAwareV1Options
     options: CacheAwareV1Options
@@ -127,15 +143,22 @@ class CacheAwareV1(Policy):
         assert self.options.cache_threshold is not None
         depth = self._deepest(request.blocks)
         if not depth:
-            return Decision(_first_least_loaded(fleet.workers).name, "miss_least_load")
+            return self._miss(fleet.workers, "miss_least_load")
         matched_tokens = min(depth * request.block_size, request.prompt_tokens)
         if matched_tokens <= self.options.cache_threshold * request.prompt_tokens:
-            return Decision(_first_least_loaded(fleet.workers).name, "below_threshold")
-        owner = self.sent.latest(request.blocks.item(depth - 1))
-        if all(worker.name != owner for worker in fleet.workers):
+            return self._miss(fleet.workers, "below_threshold")
+        owners = list(self.sent.holders(request.blocks.item(depth - 1)))
+        if self.options.owner == "first":
+            del owners[1:]
+        candidates = [worker for worker in fleet.workers if worker.name in owners]
+        if not candidates:
             return Decision(fleet.workers[0].name, "owner_unhealthy")
-        assert owner is not None
-        return Decision(owner, "cache_hit", depth)
+        return Decision(min(candidates, key=lambda worker: worker.in_flight).name, "cache_hit", depth)
+
+    def _miss(self, workers: Sequence[Worker], reason: str) -> Decision:
+        if self.options.misses == "smallest_tree":
+            return Decision(min(workers, key=lambda worker: self.sent.count(worker.name)).name, "miss_smallest_tree")
+        return Decision(min(workers, key=lambda worker: worker.in_flight).name, reason)
 
     def _by_events(self, request: RouteRequest, fleet: Fleet) -> Decision:
         depths = fleet.hit_blocks(request)
@@ -163,7 +186,3 @@ class CacheAwareV1(Policy):
         elif now_seconds - self._swept_at_seconds >= interval:
             self._swept_at_seconds = now_seconds
             self.sent.trim_all(size // block_size)
-
-
-def _first_least_loaded(workers: Sequence[Worker]) -> Worker:
-    return min(workers, key=lambda worker: worker.in_flight)

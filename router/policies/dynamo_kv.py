@@ -92,7 +92,15 @@ class DynamoKv(Policy):
         names = [worker.name for worker in fleet.workers]
         costs = self._costs(request, names, depths, now)
         chosen, reason = self._pick(names, costs)
-        return Decision(chosen, reason, depths.get(chosen, 0), dict(zip(names, costs, strict=True)))
+        queue_seconds, prefill_seconds = self._predicted_seconds(request, chosen, depths, now)
+        return Decision(
+            chosen,
+            reason,
+            depths.get(chosen, 0),
+            dict(zip(names, costs, strict=True)),
+            predicted_queue_seconds=queue_seconds,
+            predicted_prefill_seconds=prefill_seconds,
+        )
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         sequences = self._sequences(worker)
@@ -135,6 +143,16 @@ class DynamoKv(Policy):
             return self.rng.choices(names, weights)[0], "sampled"
         ties = [name for name, cost in zip(names, costs, strict=True) if cost == lowest]
         return (ties[0], "lowest_cost") if len(ties) == 1 else (self.rng.choice(ties), "tie_random")
+
+    def _predicted_seconds(
+        self, request: RouteRequest, worker: str, depths: Mapping[str, int], now: float
+    ) -> tuple[float | None, float | None]:
+        """Active prefill ahead of the request, and its own; costs are in blocks, so only a given rate tells seconds."""
+        rate = self.options.prefill_tokens_per_second
+        if rate is None:
+            return None, None
+        uncached = max(0, request.prompt_tokens - depths.get(worker, 0) * request.block_size)
+        return self._sequences(worker).prefill_tokens(now) / rate, uncached / rate
 
     def _sequences(self, worker: str) -> ActiveSequences:
         sequences = self._workers.get(worker)

@@ -134,22 +134,31 @@ class FlexLbFormula(Policy):
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
         depths = fleet.hit_blocks(request)
         self._looked = request, depths
-        estimates = [self._estimate(request, worker, depths, fleet.now_seconds) for worker in fleet.workers]
-        scores = {estimate.worker.name: float(estimate.score_ms) for estimate in estimates}
+        estimates = {w.name: self._estimate(request, w, depths, fleet.now_seconds) for w in fleet.workers}
+        chosen, reason = self._pick(list(estimates.values()))
+        return Decision(
+            chosen.worker.name,
+            reason,
+            depths.get(chosen.worker.name, 0),
+            {name: float(estimate.score_ms) for name, estimate in estimates.items()},
+            predicted_queue_seconds=chosen.wait_ms / 1000.0,
+            predicted_prefill_seconds=chosen.prefill_ms / 1000.0,
+        )
+
+    def _pick(self, estimates: Sequence[_Estimate]) -> tuple[_Estimate, str]:
         available = [estimate for estimate in estimates if self._books[estimate.worker.name].available]
         if not available:
-            return self._least_wait(estimates, "all_busy", depths, scores)
+            return self._least_wait(estimates), "all_busy"
         left = self._filtered(available)
         if not left:
-            return self._least_wait(available, "all_filtered", depths, scores)
+            return self._least_wait(available), "all_filtered"
         lowest = min(estimate.score_ms for estimate in left)
         near = [e for e in left if e.score_ms <= lowest + max(int(NEAR_TIE_RATIO * lowest), NEAR_TIE_MS)]
         if self.options.random_near_ties:
-            chosen = self.rng.choice(near).worker.name
+            chosen = self.rng.choice(near)
         else:
-            chosen = min(near, key=lambda estimate: estimate.score_ms).worker.name
-        reason = "near_tie" if len(near) > 1 else "least_cost"
-        return Decision(chosen, reason, depths.get(chosen, 0), scores)
+            chosen = min(near, key=lambda estimate: estimate.score_ms)
+        return chosen, "near_tie" if len(near) > 1 else "least_cost"
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         book = self._book(worker)
@@ -215,12 +224,9 @@ class FlexLbFormula(Policy):
             and estimate.wait_ms <= OUTLIER_RATIO * mean_wait_ms
         ]
 
-    def _least_wait(
-        self, estimates: Sequence[_Estimate], reason: str, depths: Mapping[str, int], scores: Mapping[str, float]
-    ) -> Decision:
+    def _least_wait(self, estimates: Sequence[_Estimate]) -> _Estimate:
         least = min(estimate.wait_ms for estimate in estimates)
-        chosen = self.rng.choice([estimate.worker.name for estimate in estimates if estimate.wait_ms == least])
-        return Decision(chosen, reason, depths.get(chosen, 0), scores)
+        return self.rng.choice([estimate for estimate in estimates if estimate.wait_ms == least])
 
 
 def _prefill(request: RouteRequest, depth: int) -> Prefill:

@@ -61,8 +61,14 @@ class LeastLoad(Policy):
             reason = "shortest_queue"
         lowest = min(zip(scores, (worker.in_flight for worker in workers), strict=True))
         ties = [w.name for w, score in zip(workers, scores, strict=True) if (score, w.in_flight) == lowest]
-        names = (worker.name for worker in workers)
-        return Decision(self.rng.choice(ties), reason, scores=dict(zip(names, scores, strict=True)))
+        chosen = self.rng.choice(ties)
+        by_name = {worker.name: score for worker, score in zip(workers, scores, strict=True)}
+        queue_seconds = None
+        if reporting:
+            (report,) = (worker.report for worker in workers if worker.name == chosen)
+            usage = None if report is None else report.kv_usage_ratio
+            queue_seconds = by_name[chosen] - kv_pressure_seconds(usage, self.options.kv_pressure_weight)
+        return Decision(chosen, reason, scores=by_name, predicted_queue_seconds=queue_seconds)
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         self._sent.setdefault(worker, deque()).append((now_seconds, request.prompt_tokens))

@@ -76,7 +76,14 @@ class Mooncake(Policy):
         self._placed = request, prefill_ms
         chosen = min(ttft_ms, key=ttft_ms.__getitem__)
         how = "transfer" if self._pulls(held[chosen], best) else "local_prefix"
-        return Decision(chosen, how if best else "miss", depths.get(chosen, 0), ttft_ms)
+        return Decision(
+            chosen,
+            how if best else "miss",
+            depths.get(chosen, 0),
+            ttft_ms,
+            predicted_queue_seconds=self._queue_ms(chosen) / 1000.0,
+            predicted_prefill_seconds=prefill_ms[chosen] / 1000.0,
+        )
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         (placed, prefill_ms), self._placed = self._placed, (None, {})

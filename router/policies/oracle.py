@@ -41,4 +41,12 @@ class Oracle(Policy):
 
         best = min(map(rank, fleet.workers))
         chosen = self.rng.choice([worker.name for worker in fleet.workers if rank(worker) == best])
-        return Decision(chosen, "soonest_first_token", depths.get(chosen, 0), scores)
+        backlogs = {worker.name: worker.backlog_seconds or 0.0 for worker in fleet.workers}
+        return Decision(
+            chosen,
+            "soonest_first_token",
+            depths.get(chosen, 0),
+            scores,
+            predicted_queue_seconds=backlogs[chosen],
+            predicted_prefill_seconds=scores[chosen] - backlogs[chosen],
+        )

@@ -92,7 +92,15 @@ class Preble(Policy):
         candidates = holders or names
         costs = self._costs(leaf, candidates)
         chosen = min(costs, key=costs.__getitem__)
-        return Decision(chosen, "exploit" if holders else "explore", _held_blocks(leaf, chosen), costs)
+        held = _held_blocks(leaf, chosen)
+        uncached_tokens = max(0, request.prompt_tokens - held * request.block_size)
+        return Decision(
+            chosen,
+            "exploit" if holders else "explore",
+            held,
+            costs,
+            predicted_prefill_seconds=prefill_seconds(uncached_tokens, request.prompt_tokens),
+        )
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         leaf = self._leaf(request, now_seconds)

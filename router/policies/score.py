@@ -17,7 +17,7 @@
               hotspot_window_seconds went here. Every worker is first given hotspot_prior_requests, so that a handful of
               requests makes no hotspot
 
-Defaults: prefill_tokens_per_second 8000, decode_ms_per_request 30, queue_patience 0.5, kv_capacity_tokens
+Defaults: prefill_tokens_per_second 8000, decode_ms_per_request 30, queue_patience 1, kv_capacity_tokens
 unknown, kv_pressure_start_ratio 0.9, reuse_ratio 0.5, transfer_tokens_per_second none, hotspot_weight 2,
 hotspot_fair_shares 1 (at 2 a fleet of two could never trip it), hotspot_window_seconds 60,
 hotspot_prior_requests 4. Set the first to the engines' measured rate: every other term is weighed against it.
@@ -39,7 +39,7 @@ from router.recent_requests import RecentRequests
 class ScoreOptions:
     prefill_tokens_per_second: float = 8000.0
     decode_ms_per_request: float = 30.0
-    queue_patience: float = 0.5
+    queue_patience: float = 1.0
     kv_capacity_tokens: int | None = None
     kv_pressure_start_ratio: float = 0.9
     reuse_ratio: float = 0.5
@@ -74,7 +74,16 @@ class Score(Policy):
         ties = [name for name, score in scores.items() if score == best]
         chosen = ties[0] if len(ties) == 1 else self.rng.choice(ties)
         depth = depths.get(chosen, 0)
-        return Decision(chosen, _reason(depth, deepest), depth, scores)
+        (queue_ms,) = self._queues_ms([worker for worker in fleet.workers if worker.name == chosen])
+        uncached_tokens = max(0, request.prompt_tokens - depth * request.block_size)
+        return Decision(
+            chosen,
+            _reason(depth, deepest),
+            depth,
+            scores,
+            predicted_queue_seconds=queue_ms / 1000.0,
+            predicted_prefill_seconds=uncached_tokens * self._ms_per_token / 1000.0,
+        )
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         self._recent.add(worker, now_seconds)

@@ -57,6 +57,19 @@ async def test_engines_start_answer_and_stop(tmp_path: Path) -> None:
     await fleet.stop(handles)
 
 
+async def test_a_killed_engine_comes_back_where_it_was(tmp_path: Path) -> None:
+    [before] = await fleet.start_vllm(1, tmp_path / "model", tmp_path / "logs")
+    before.process.kill()
+    after = await fleet.restart(before)
+    try:
+        assert (after.url, after.kv_events) == (before.url, before.kv_events)
+        assert after.process.pid != before.process.pid
+        assert (before.process.alive, after.process.alive) == (False, True)
+        await fleet.reset_caches([after])
+    finally:
+        await fleet.stop([after])
+
+
 async def test_one_that_dies_takes_the_others_along_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match=r"(?s)vllm-1 ended with exit code 1 before .*kv@vllm-1 has no memory"):
         await fleet.start_vllm(3, tmp_path, tmp_path / "logs", served_model_name="fails: kv@vllm-1")

@@ -20,6 +20,7 @@ from engines import fleet, vllm_cpu
 from engines.fleet import EngineHandle
 from engines.tiny_model import default_model_dir, words
 from kvcache.tokenizer import Tokenizer
+from tests.live.chats import Writer
 
 ENGINES = 2
 
@@ -84,6 +85,11 @@ def make_prompt(request: pytest.FixtureRequest) -> MakePrompt:
     rng = random.Random(request.node.nodeid)
     alphabet = words()
     return lambda tokens: "".join(f" {word}" for word in rng.choices(alphabet, k=tokens))
+
+
+@pytest.fixture
+def writer(request: pytest.FixtureRequest) -> Writer:
+    return Writer(request.node.nodeid)
 
 
 @pytest_asyncio.fixture

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import statistics
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,6 @@ import pytest_asyncio
 
 from engines.fleet import EngineHandle
 from engines.process import free_port
-from engines.tiny_model import words
 from exporters.app import running
 from exporters.config import ExporterConfig, TargetConfig
 from kvcache.blocks import block_hashes, namespace_root
@@ -26,71 +21,13 @@ from kvcache.index import BlockIndex
 from kvcache.tokenizer import Tokenizer
 from router.config import CacheViewConfig, PolicyConfig, RouterConfig
 from stack.fleet import as_workers, start_router
+from tests.live.chats import Answer, Client, Writer
 
 pytestmark = pytest.mark.vllm
 
 BLOCK = 32
 HIT_AT_MOST_OF_MISS = 0.5
 """TTFT of a 2,000-token hit as a share of a miss's; 0.08 was measured, the margin is for noisy neighbours."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """One chat as the client saw it."""
-
-    status: int = 0
-    worker: str = ""
-    predicted_tokens: int | None = None
-    retries: int = 0
-    cached_tokens: int | None = None
-    tokens_seen: int = 0
-    ttft_seconds: float | None = None
-    error: str = ""
-    done: bool = False
-
-
-@dataclass(slots=True)
-class Client:
-    """Chats through the router."""
-
-    url: str
-    session: aiohttp.ClientSession
-    first_token: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def chat(self, messages: list[dict[str, Any]], **body: Any) -> Answer:
-        answer = Answer()
-        request = {
-            "model": "tiny",
-            "messages": messages,
-            "max_tokens": 2,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        } | body
-        sent = time.perf_counter()
-        async with self.session.post(f"{self.url}/v1/chat/completions", json=request) as response:
-            answer.status = response.status
-            answer.worker = response.headers.get("x-prefixwatch-worker", "")
-            answer.retries = int(response.headers.get("x-prefixwatch-retries", "0"))
-            predicted = response.headers.get("x-prefixwatch-predicted-tokens")
-            answer.predicted_tokens = None if predicted is None else int(predicted)
-            async for line in response.content:
-                self._read(line, answer, sent)
-        return answer
-
-    def _read(self, line: bytes, answer: Answer, sent: float) -> None:
-        if line.startswith(b"data: [DONE]"):
-            answer.done = True
-        elif line.startswith(b"data: {"):
-            event = json.loads(line.removeprefix(b"data: "))
-            if "error" in event:
-                answer.error = str(event["error"])
-            if event.get("usage"):
-                answer.cached_tokens = (event["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
-            if any(choice["delta"].get("content") for choice in event.get("choices", [])):
-                answer.tokens_seen += 1
-                if answer.ttft_seconds is None:
-                    answer.ttft_seconds = time.perf_counter() - sent
-                    self.first_token.set()
 
 
 @pytest_asyncio.fixture
@@ -110,25 +47,6 @@ async def client(engines: list[EngineHandle], model_dir: Path, tmp_path: Path) -
             yield Client(f"http://127.0.0.1:{config.port}", session)
     finally:
         router.stop()
-
-
-class Writer:
-    """Conversations of plain words that nobody sent before."""
-
-    def __init__(self, name: str) -> None:
-        self._rng = random.Random(name)
-        self._words = words()
-
-    def text(self, tokens: int) -> str:
-        return "".join(f" {word}" for word in self._rng.choices(self._words, k=tokens))
-
-    def conversation(self, system: str, question_tokens: int = 60) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": system}, {"role": "user", "content": self.text(question_tokens)}]
-
-
-@pytest.fixture
-def writer(request: pytest.FixtureRequest) -> Writer:
-    return Writer(request.node.nodeid)
 
 
 async def test_reported_hits_are_what_block_hashes_predict(

@@ -169,7 +169,7 @@ def test_it_balances_a_hot_prefix_mix_at_almost_no_hit_loss() -> None:
         requests=1500, rate_per_second=34, shared_blocks=8, unique_blocks=2, output_tokens=60, block_size=512
     )
     requests, engine = shared_prefix_requests(workload, seed=7), replace(ENGINE, block_size=512, capacity_blocks=1000)
-    cache_only = {"index": "events", "balance_abs_threshold": 1e9}
+    cache_only = {"index": "events", "balance_rel_threshold": 1e9}
     only = simulate_requests(requests, policy="cache_aware", workers=4, engine=engine, policy_options=cache_only)
     ours = simulate_requests(requests, policy="affinity", workers=4, engine=engine)
     assert only.token_hit_ratio is not None

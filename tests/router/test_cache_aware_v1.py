@@ -76,13 +76,15 @@ def test_the_match_must_exceed_the_threshold() -> None:
     assert (above.worker, above.reason, above.hit_blocks) == ("w1", "cache_hit", 10)
 
 
-def test_the_latest_to_get_the_deepest_block_owns_it() -> None:
-    policy = CacheAwareV1()
-    warm(policy, {"w2": 1}, 3)
-    assert policy.choose(a_request(1), a_fleet([0, 0, 90])).reason == "imbalanced"
-    assert policy.choose(a_request(1), a_fleet([9, 0, 0])).worker == "w0"
-    policy.on_worker_removed("w0")
-    assert policy.choose(a_request(1), a_fleet([9, 0, 9])).worker == "w2"
+def test_the_first_to_get_the_deepest_block_owns_it_while_it_is_there() -> None:
+    """As sglang-router 0.3.2 and vllm-router 0.1.17 were seen to do it (tests/peers)."""
+    for owner, second in (("first", "w2"), ("least_loaded", "w0")):
+        policy = CacheAwareV1(owner=owner)
+        warm(policy, {"w2": 1}, 3)
+        assert policy.choose(a_request(1), a_fleet([0, 0, 90])).reason == "imbalanced"  # w0 gets it as well
+        assert policy.choose(a_request(1), a_fleet([8, 0, 9])).worker == second
+        policy.on_worker_removed("w2")
+        assert policy.choose(a_request(1), a_fleet([9, 0, 0])).worker == "w0"
 
 
 def test_by_events_the_most_blocks_win_then_the_lower_load_then_the_position() -> None:
@@ -161,7 +163,7 @@ STEP_TIME = StepTime(base_s=0.01, per_prefill_token_s=1 / 12_000)
 def test_hits_fall_when_load_trips_the_switch() -> None:
     """sgl-project/sglang#32195 (RT06): a hot-prefix mix at 1 and at 10 requests a second, absolute threshold 4.
 
-    A third of the decisions become `imbalanced`, hits fall from 0.68 to 0.52; `affinity` and `score` keep 0.69.
+    A third of the decisions become `imbalanced`, hits fall from 0.68 to 0.55; `affinity` and `score` keep 0.69.
     """
     small = EngineConfig(STEP_TIME, block_size=512, capacity_blocks=60)
     touchy = {"balance_abs_threshold": 4, "balance_rel_threshold": 1.1}
@@ -180,6 +182,6 @@ def test_hits_fall_when_load_trips_the_switch() -> None:
                 tripped[rate] = sum(record.reason == "imbalanced" for record in run.records) / len(run.records)
     assert tripped[1.0] < 0.01
     assert tripped[10.0] > 0.3
-    assert hits["cache_aware_v1", 10.0] < 0.8 * hits["cache_aware_v1", 1.0]
+    assert hits["cache_aware_v1", 10.0] < 0.85 * hits["cache_aware_v1", 1.0]
     for name in OURS:
         assert hits[name, 10.0] > 0.95 * hits[name, 1.0]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,46 @@ def test_history_forgets_the_least_recent_tail_first() -> None:
     assert view.depths(request(1, 2)) == {"a": 1}
     assert view.depths(request(3, 4)) == {"a": 2}
     assert view.block_count("a") == 4
+
+
+def test_history_also_forgets_by_age_where_it_is_told_to() -> None:
+    now = 0.0
+    view = HistoryView(100, ttl_seconds=120, clock=lambda: now)
+    view.routed(request(1, 2), "a")
+    view.routed(request(1, 3), "b")
+    now = 60.0
+    view.routed(request(1), "a")  # routing it again renews its time
+    now = 119.9
+    assert view.depths(request(1, 2)) == {"a": 2, "b": 1}
+    now = 120.0
+    assert view.depths(request(1, 2)) == {"a": 1}
+    assert (view.block_count("a"), view.block_count("b")) == (1, 0)
+    now = 180.0
+    assert view.block_count("a") == 0
+    view.routed(request(1, 2), "a")
+    now = 299.0
+    assert view.depths(request(1, 2)) == {"a": 2}
+
+
+def test_a_history_must_live_a_while() -> None:
+    with pytest.raises(ValueError, match="time to live must be above 0 s, got 0"):
+        HistoryView(1, ttl_seconds=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 9), st.integers(0, 1), st.integers(1, 6)), max_size=25))
+def test_the_clock_takes_blocks_exactly_as_old_as_it_says(steps: list[tuple[float, int, int]]) -> None:
+    now, last_routed = 0.0, dict[tuple[int, int], float]()
+    view = HistoryView(1000, ttl_seconds=10, clock=lambda: now)
+    for pause, opening, length in steps:
+        now += pause
+        view.routed(request(*[opening] * length), "a")
+        last_routed |= {(opening, depth): now for depth in range(length)}
+        kept = [key for key, at in last_routed.items() if at + 10 > now]
+        assert view.block_count("a") == len(kept)
+        for which in (0, 1):
+            depth = sum(1 for key in kept if key[0] == which)
+            assert view.depths(request(*[which] * 6)) == ({"a": depth} if depth else {})
 
 
 def test_a_prompt_longer_than_the_history_keeps_its_head() -> None:

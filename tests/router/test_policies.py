@@ -255,11 +255,24 @@ def test_cache_aware_decides_each_request_by_itself() -> None:
     assert (other.worker, other.reason) == ("w5", "cache_hit")
 
 
-def test_cache_aware_keeps_an_owner_within_either_margin() -> None:
-    policy = make_policy("cache_aware")
-    assert policy.choose(a_request(), a_fleet([64, 0, 0, 0], {"w0": 9})).reason == "cache_hit"  # 64 ≤ 16 + 64
-    assert policy.choose(a_request(), a_fleet([400, 300, 300, 300], {"w0": 9})).reason == "cache_hit"  # ≤ 1.5 × mean
-    assert policy.choose(a_request(), a_fleet([100, 0, 0, 0], {"w0": 9})).reason == "spill_overloaded"
+@pytest.mark.parametrize(
+    ("in_flight", "options", "reason"),
+    [
+        ([6, 0, 0], {}, "cache_hit"),  # 6 ≤ 2 + 4, the least margin
+        ([7, 0, 0], {}, "spill_overloaded"),
+        ([4, 0, 0], {"balance_abs_threshold": 1}, "spill_overloaded"),  # unless it is set lower
+        ([30, 16, 14, 4], {"balance_rel_threshold": 1.0}, "spill_overloaded"),  # 30 > 16 + 2 · √16
+        ([24, 16, 14, 10], {"balance_rel_threshold": 1.0}, "cache_hit"),
+        ([400, 300, 300, 300], {}, "cache_hit"),  # ≤ 1.5 × mean
+        ([2200, 1200, 1200, 1200], {}, "spill_overloaded"),  # > 1450 + 64, where two deviations are 76
+        ([2260, 2180, 2180, 2180], {"balance_rel_threshold": 1.0}, "cache_hit"),  # 2260 ≤ 2200 + 64
+    ],
+)
+def test_cache_aware_keeps_an_owner_within_either_margin(
+    in_flight: list[int], options: dict[str, float], reason: str
+) -> None:
+    policy = make_policy("cache_aware", options=options)
+    assert policy.choose(a_request(), a_fleet(in_flight, {"w0": 9})).reason == reason
 
 
 def test_cache_aware_under_kv_pressure_ignores_locality() -> None:

@@ -16,6 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.router.fake_engine import DONE, ROLE, FakeEngine, Out, delta, reset_at_once, usage
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PROMPT = "<user>secret words<assistant>"  # a token a byte
 Start = Any  # a coroutine function, see conftest.start
 
 
@@ -63,7 +64,7 @@ async def test_a_request_is_one_server_span_with_genai_attributes(
 
     engines[0].behaviour = behaviour
     keeper, endpoint = collector
-    client = await start(engines[:1], policy="cache_aware", otlp_endpoint=endpoint)
+    client = await start(engines[:1], policy="score", otlp_endpoint=endpoint)
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-tenant-id": "alice"}
     async with client.chat("secret words", headers=headers, max_tokens=7, cache_salt="salty") as answer:
         await answer.read()
@@ -82,10 +83,14 @@ async def test_a_request_is_one_server_span_with_genai_attributes(
         "gen_ai.usage.input_tokens": 40,
         "gen_ai.usage.output_tokens": 2,
         "url.path": "/v1/chat/completions",
-        "prefixwatch.policy": "cache_aware",
+        "prefixwatch.policy": "score",
         "prefixwatch.worker": "a",
-        "prefixwatch.reason": "miss_least_load",
+        "prefixwatch.reason": "miss_least_cost",
         "prefixwatch.predicted_cached_tokens": 0,
+        "prefixwatch.predicted_queue_seconds": 0.0,
+        "prefixwatch.predicted_prefill_seconds": len(PROMPT) / 8000,
+        "prefixwatch.scores": '{"a":0.0}',
+        "prefixwatch.prediction_cause": "within_block",
         "prefixwatch.reported_cached_tokens": 16,
         "prefixwatch.retries": 0,
         "prefixwatch.tenant": "alice",

@@ -90,7 +90,7 @@ def test_predicted_tokens_are_delivered_when_the_view_is_the_engines_own() -> No
         assert record.cached_tokens == record.predicted_tokens
 
 
-CACHE_ONLY = {"index": "events", "balance_abs_threshold": 1e9}
+CACHE_ONLY = {"index": "events", "balance_rel_threshold": 1e9}
 """cache_aware without its load gate: the longest prefix wins whatever the load."""
 
 

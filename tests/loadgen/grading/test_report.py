@@ -17,6 +17,7 @@ from rich.console import Console
 
 from loadgen.charts import build_charts
 from loadgen.junit import junit_tree, write_junit
+from loadgen.leaderboard import label_positions, leaderboard_chart
 from loadgen.records import RequestRecord
 from loadgen.report import console_table, markdown_summary, render_report, write_report
 from loadgen.summary import RunFacts, Summary, build_summary, columns_by_policy
@@ -72,6 +73,7 @@ def test_every_chart_has_a_title_a_text_and_a_table(page: str) -> None:
 
     ids = {attrs.get("id") for _, attrs in tags}
     assert [chart["id"] for chart in charts] == [
+        "tradeoff",
         "ttft-distribution",
         "hit-tokens",
         "balance",
@@ -201,6 +203,67 @@ def test_a_browser_draws_every_chart(summary: Summary, log: list[RequestRecord],
     ).stdout
 
     drawn = dom[dom.index("<main") : dom.index("</main>")]
-    assert drawn.count('class="main-svg"') >= 5
-    assert drawn.count('<g class="cartesianlayer">') == 5
+    assert drawn.count('class="main-svg"') >= 6
+    assert drawn.count('<g class="cartesianlayer">') == 6
     assert "cache_aware, hit" in drawn
+
+
+SIX = ("round_robin", "cache_aware", "loadaware", "flexlb_formula", "affinity", "score")
+
+
+@pytest.fixture(scope="module")
+def six(make_log: MakeLog) -> Summary:
+    log = make_log(*SIX, repeats=1)
+    for record in log:
+        record.reason, record.predicted_tokens, record.prediction_cause = "hit", record.cached_tokens, "exact"
+    return build_summary(log, OBJECTIVES, FACTS)
+
+
+def test_the_leaderboard_marks_every_policy_by_reuse_and_by_balance(six: Summary) -> None:
+    chart = leaderboard_chart(six.policies)
+
+    own = six.policies["score"]
+    assert own.prefix.hit_ratio is not None
+    assert [row[0] for row in chart.rows] == list(SIX)
+    assert [trace["name"] for trace in chart.traces] == [*SIX, *SIX]
+    assert len({trace["marker"]["symbol"] for trace in chart.traces}) == 6
+    by_reuse, by_balance = (trace for trace in chart.traces if trace["name"] == "score")
+    assert by_reuse["x"] == [pytest.approx(100 * own.prefix.hit_ratio, abs=0.001)]
+    assert by_balance["x"] == [pytest.approx(own.hotspot.max_over_mean, abs=0.001)]
+    assert by_reuse["y"] == by_balance["y"] == [pytest.approx(own.ttft_ms.p95, rel=1e-5)]
+
+
+def test_one_policy_alone_makes_no_leaderboard(make_log: MakeLog) -> None:
+    alone = build_summary(make_log("score", repeats=1), OBJECTIVES, FACTS)
+    assert leaderboard_chart(alone.policies).traces == []
+
+
+def test_names_of_close_marks_are_written_on_different_sides() -> None:
+    assert label_positions(["a", "b", "c"], [(0.5, 0.5), (0.5, 0.51), (0.9, 0.1)]) == [
+        "bottom center",
+        "top center",
+        "top center",
+    ]
+
+
+def test_a_name_stays_inside_the_panel() -> None:
+    assert label_positions(["a_rather_long_name"], [(0.98, 0.98)]) == ["bottom left"]
+
+
+def test_six_policies_fit_a_narrow_terminal_a_row_each(six: Summary) -> None:
+    output = StringIO()
+    Console(file=output, width=80).print(console_table(six))
+
+    assert "…" not in output.getvalue()
+    rows = {line.split()[0]: line for line in output.getvalue().splitlines() if line.strip()}
+    for name, own in six.policies.items():
+        assert number(own.ttft_ms.p95) in rows[name]
+
+
+def test_the_report_says_why_requests_went_where_they_went(six: Summary) -> None:
+    page = render_report(six, [], OBJECTIVES, {})
+
+    assert '<td class="left">hit</td><td>100 %</td><td>240</td>' in page
+    prediction = six.policies["score"].prediction
+    assert prediction is not None
+    assert f'<td class="left">exact</td><td>100 %</td><td>240</td><td>{prediction.predicted_tokens:,}</td>' in page
