@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -142,18 +141,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--spread", choices=("random", "round_robin"), default="random", help="requests over routers")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.policies = arguments.policies.split(",")
+    for name in arguments.policies:
+        if name not in POLICIES:
+            parser.error(f"unknown policy '{name}'; known policies: {', '.join(POLICIES)}")
+    return arguments
 
 
 def main() -> None:
     """Measure and print."""
     arguments = _arguments()
-    policies = arguments.policies.split(",")
-    unknown = [name for name in policies if name not in POLICIES]
-    if unknown:
-        sys.exit(f"unknown policy '{unknown[0]}'; known policies: {', '.join(POLICIES)}")
     counts = [int(count) for count in arguments.routers.split(",")]
-    rows = list(measure(policies, counts, spread=arguments.spread))
+    rows = list(measure(arguments.policies, counts, spread=arguments.spread))
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     elif arguments.markdown:

@@ -22,7 +22,6 @@ import itertools
 import json
 import math
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -257,23 +256,24 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", default="8,64,256", help="fleet sizes, by comma")
     parser.add_argument("--tokens", default="4096,32768", help="prompt lengths, by comma")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    cases = ALL if arguments.policies == "all" else arguments.policies.split(",")
+    for case in cases:
+        if case not in ALL:
+            parser.error(f"no decision of '{case}' can be timed; known: {', '.join(ALL)}")
+    arguments.policies = [BASELINE, *(case for case in cases if case != BASELINE)]
+    return arguments
 
 
 def main() -> None:
     """Measure and print."""
     arguments = _arguments()
-    cases = list(ALL) if arguments.policies == "all" else arguments.policies.split(",")
-    for case in cases:
-        if case not in ALL:
-            sys.exit(f"no decision of '{case}' can be timed; known: {', '.join(ALL)}")
-    cases = [BASELINE, *(case for case in cases if case != BASELINE)]
     sizes = [
         (workers, tokens)
         for tokens in map(int, arguments.tokens.split(","))
         for workers in map(int, arguments.workers.split(","))
     ]
-    timings = [timing for size in sizes for timing in measure(cases, *size, arguments.decisions)]
+    timings = [timing for size in sizes for timing in measure(arguments.policies, *size, arguments.decisions)]
     if arguments.json:
         figures = {
             "tokenise_ms": tokenise_ms(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,19 +35,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="smaller runs, as the tests make them")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--markdown", action="store_true", help="print the page benchmarks/claims/README.md")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.ids = [claim_id.upper() for claim_id in arguments.ids] or list(CLAIMS)
+    for claim_id in arguments.ids:
+        if claim_id not in CLAIMS:
+            parser.error(f"unknown claim '{claim_id}'; known claims: {', '.join(CLAIMS)}")
+    return arguments
 
 
 def main() -> None:
     """The exit code says nothing of the verdicts: a claim that does not hold is a result."""
     arguments = _arguments()
-    ids = [claim_id.upper() for claim_id in arguments.ids] or list(CLAIMS)
-    for claim_id in ids:
-        if claim_id not in CLAIMS:
-            sys.exit(f"unknown claim '{claim_id}'; known claims: {', '.join(CLAIMS)}")
     setting = Setting(arguments.data, quick=arguments.quick)
     with ProcessPoolExecutor(PROCESSES) as pool:
-        outcomes = list(pool.map(partial(try_claim, setting=setting), ids))
+        outcomes = list(pool.map(partial(try_claim, setting=setting), arguments.ids))
     if arguments.json:
         print(json.dumps(as_json(outcomes), indent=2, ensure_ascii=False))
     elif arguments.markdown:

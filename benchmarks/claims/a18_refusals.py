@@ -96,6 +96,7 @@ def _run(setting: Setting) -> Finding:
             ),
         ),
         seeds="policy 0",
+        remark="The refusing is modelled: how many are refused follows from the assumed threshold and speed.",
     )
 
 

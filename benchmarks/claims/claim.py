@@ -36,6 +36,8 @@ class Finding:
     figures: str
     checks: tuple[Check, ...]
     seeds: str = ""
+    remark: str = ""
+    """What a reader of the verdict must know."""
 
     @property
     def verdict(self) -> Verdict:

@@ -21,7 +21,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
             claim.id,
             f"{claim.claimed}\n[dim]{claim.source}[/dim]",
             claim.published,
-            outcome.remark if finding is None else finding.figures,
+            outcome.remark if finding is None else f"{finding.figures}\n{finding.remark}".strip(),
             "\n".join(_checks(outcome)),
             f"[{_COLOURS[outcome.verdict]}]{outcome.verdict}[/]",
         )
@@ -43,7 +43,7 @@ def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             if outcome.finding
             else [],
             "verdict": outcome.verdict.value,
-            "remark": outcome.remark or None,
+            "remark": outcome.remark or (outcome.finding.remark if outcome.finding else "") or None,
         }
         for outcome in outcomes
     ]
@@ -71,6 +71,8 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
         if outcome.finding:
             lines += [f"Seeds: {outcome.finding.seeds}.", ""]
         lines += [f"- {line}" for line in _checks(outcome)]
+        if outcome.finding and outcome.finding.remark:
+            lines += ["", outcome.finding.remark]
     return "\n".join(lines).rstrip() + "\n"
 
 

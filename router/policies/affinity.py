@@ -19,7 +19,7 @@
              intra-node bandwidth, an output limit > long_output_tokens for decode rate, one < short_output_tokens for
              prefill rate. What isn't stated in `hardware` counts as suiting. A preference, never a filter
 
-Defaults: home_ratio 0.5, home_bound 1.25, opening_tokens 256, tokens_per_request 256, patience_ratio 0.5,
+Defaults: home_ratio 0.5, home_bound 1.25, opening_tokens 256, tokens_per_request 256, patience_ratio 1,
 hotspot_weight 2, window_seconds 60, prior_requests 4, hardware {}, long_prompt_tokens 32768, long_output_tokens 2000,
 short_output_tokens 200.
 
@@ -55,7 +55,7 @@ class AffinityOptions:
     home_bound: float = 1.25
     opening_tokens: int = 256
     tokens_per_request: float = 256.0
-    patience_ratio: float = 0.5
+    patience_ratio: float = 1.0
     hotspot_weight: float = 2.0
     window_seconds: float = 60.0
     prior_requests: float = 4.0

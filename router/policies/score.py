@@ -9,7 +9,8 @@
               are this router's, or the engine's own running + waiting where that is more
     g       = p / (p + mean q), p = queue_patience · L · c. An idle fleet counts its queues in full; where every
               worker has a queue, a miss lengthens it for all, so only relative differences count (with plain
-              milliseconds a saturated fleet gives up half its hits)
+              milliseconds a saturated fleet gives up half its hits). At most n · p is taken off, so with
+              queue_patience ≤ 0.5 a fleet of two would never give up a full hit
     m_i     = max(0, k_i + need_i − kv_pressure_start_ratio) · kv_capacity_tokens · reuse_ratio · c: the cache that
               would have to make room, at the price of what of it is wanted again; k_i the reported KV usage,
               need_i = (prompt + output − H_i) / kv_capacity_tokens. Left out where usage or capacity isn't known

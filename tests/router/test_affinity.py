@@ -51,7 +51,7 @@ def test_the_sticky_key_is_the_session_else_the_opening_within_the_tenant() -> N
 def test_scores_are_values_less_load_and_hot_spots_in_tokens() -> None:
     request = a_request(1, 160)
     fleet = a_fleet([1, 0], {"w0": 5}, prefill_tokens=[64, 0])
-    mean, patience = (64 + 256) / 2, 80
+    mean, patience = (64 + 256) / 2, 160
     price = patience / (patience + mean)
     decision = Affinity(**PLAIN).choose(request, fleet)
     assert decision.scores == pytest.approx({"w0": 160 + 80 - price * 160, "w1": 160 + price * 160})

@@ -13,7 +13,7 @@ from router.cache_view import HistoryView
 from router.ledger import Ledger
 from router.policies import make_policy
 from router.policies.cache_aware_v1 import CacheAwareV1
-from router.policy import Fleet, LoadReport, Policy, RouteRequest
+from router.policy import Fleet, LoadReport, Policy, RouteRequest, Worker
 from tests.router.fake_engine import DONE, Behaviour, FakeEngine, Out, delta, never_answer, reset_at_once, until
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve
 
@@ -175,3 +175,12 @@ async def _ask(client: Any, text: str = "x" * 60, **fields: Any) -> int:
     async with client.chat(text, **fields) as answer:
         await answer.read()
         return int(answer.status)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_on_two_workers_a_queue_outweighs_even_a_full_hit(name: str) -> None:
+    """The price of a queue is capped at n times the patience: below a whole prompt that would not be enough."""
+    busy, idle = Worker("busy", in_flight=2000, prefill_tokens=400_000), Worker("idle")
+    request = a_request(1, 160)
+    fleet = Fleet([busy, idle], lambda _: {"busy": len(request.blocks)}, 0.0)
+    assert make_policy(name).choose(request, fleet).worker == "idle"
