@@ -24,9 +24,14 @@ _SAMPLE = {
     for signal, names in _FAMILIES.items()
 }
 
+_VLLM_CACHE = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_BLOCKS = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d+)"')
+_SGLANG_CAPACITY = re.compile(rb"^sglang:max_total_num_tokens(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
 
 def load_report(metrics: bytes, at_seconds: float, generation_tokens_per_second: float | None = None) -> LoadReport:
-    """The load in a metrics text; counts are summed over an engine's replicas, usage is the fullest one's."""
+    """The load in a metrics text; counts are summed over an engine's replicas, usage is the fullest one's, capacity
+    the smallest one's."""
     running, waiting, usage = (_samples(metrics, signal) for signal in ("running", "waiting", "usage"))
     return LoadReport(
         at_seconds=at_seconds,
@@ -34,6 +39,7 @@ def load_report(metrics: bytes, at_seconds: float, generation_tokens_per_second:
         waiting=int(sum(waiting)) if waiting else None,
         kv_usage_ratio=max(usage) if usage else None,
         generation_tokens_per_second=generation_tokens_per_second,
+        kv_capacity_tokens=min(_capacities(metrics), default=None),
     )
 
 
@@ -71,6 +77,16 @@ class _Rate:
         if last is None or count is None or count < last[1]:
             return None
         return (count - last[1]) / (now - last[0])
+
+
+def _capacities(metrics: bytes) -> list[int]:
+    """Tokens of KV that each replica holds. vLLM says it in labels, with "None" for what isn't limited."""
+    tokens = [int(float(value)) for value in _SGLANG_CAPACITY.findall(metrics)]
+    for labels in _VLLM_CACHE.findall(metrics):
+        found = {name: int(value) for name, value in _BLOCKS.findall(labels)}
+        if found.keys() == {b"num_gpu_blocks", b"block_size"}:
+            tokens.append(found[b"num_gpu_blocks"] * found[b"block_size"])
+    return tokens
 
 
 def _samples(metrics: bytes, signal: str) -> list[float]:

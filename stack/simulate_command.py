@@ -14,6 +14,7 @@ from engines.step_time import DEFAULT_PROFILE, StepTimeError, profile
 from loadgen.report import console_table
 from loadgen.scenario import load_scenario
 from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence
+from router.policies import POLICIES
 from slo.document import load_objectives
 from slo.objective import Objective
 from stack.disaggregated import DisaggregatedResult, SideView, simulate_disaggregated
@@ -195,16 +196,23 @@ def _check(options: SimulateOptions) -> None:
         raise UsageError(f"--view {options.view}: choose one of {', '.join(_VIEWS)}")
     check_policies(options.policies)
     if options.prefill_workers is not None:
-        check_policies([options.prefill_policy], option="--prefill-policy")
-        if options.arrivals == "serial" or options.view == "snapshots":
-            raise UsageError(
-                "--prefill-workers goes neither with --arrivals serial nor with --view snapshots: leave these out"
-            )
+        _check_split(options)
     if options.profile is not None:
         try:
             profile(options.profile)
         except StepTimeError as error:
             raise UsageError(f"--profile: {error}") from error
+
+
+def _check_split(options: SimulateOptions) -> None:
+    check_policies([options.prefill_policy], option="--prefill-policy")
+    if options.arrivals == "serial" or options.view == "snapshots":
+        raise UsageError(
+            "--prefill-workers goes neither with --arrivals serial nor with --view snapshots: leave these out"
+        )
+    for policy in (options.prefill_policy, *options.policies):
+        if POLICIES[policy].needs.truth:
+            raise UsageError(f"policy {policy} doesn't go with --prefill-workers: a split fleet doesn't tell its truth")
 
 
 def _is_trace(source: str, options: SimulateOptions) -> bool:

@@ -87,6 +87,7 @@ def _description(policy: type[Policy]) -> dict[str, Any]:
         "source": policy.source,
         "needs": {
             "tokens": needs.tokens,
+            "text": needs.text,
             "events": needs.events,
             "load": needs.engine_load,
             "history": needs.cache_view and not needs.events,
