@@ -134,6 +134,17 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def _markdown(rows: Sequence[Row], routers: Sequence[int]) -> str:
+    """A line for each policy and view: the hit ratio by number of routers, and what the last does to TTFT."""
+    head = ["policy", "knows", *(f"hits at {count}" for count in routers), "TTFT p95 ×"]
+    lines = [head, ["---"] * len(head)]
+    for first in range(0, len(rows), len(routers)):
+        of_policy = rows[first : first + len(routers)]
+        hits = [f"{100 * row.hit_ratio:.1f} %" for row in of_policy]
+        lines.append([of_policy[0].policy, of_policy[0].knows, *hits, f"{of_policy[-1].ttft_p95_ratio:.2f}"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policies", default=",".join(POLICIES), help="by comma (default: every registered one)")
@@ -157,8 +168,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     elif arguments.markdown:
-        for line in (COLUMNS, ["---"] * len(COLUMNS), *map(_cells, rows)):
-            print(f"| {' | '.join(line)} |")
+        print(_markdown(rows, counts))
     else:
         table = Table(*COLUMNS, title=f"{WORKERS} engines, baseline: {counts[0]} router")
         for row in rows:

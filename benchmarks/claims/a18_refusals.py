@@ -96,7 +96,8 @@ def _run(setting: Setting) -> Finding:
             ),
         ),
         seeds="policy 0",
-        remark="The refusing is modelled: how many are refused follows from the assumed threshold and speed.",
+        remark="The refusing is modelled: how many are refused follows from the assumed threshold and speed. Near "
+        "saturation means the largest fleet here that refuses more than 5 %; smaller ones refuse more.",
     )
 
 

@@ -79,7 +79,8 @@ def test_an_unknown_option_or_a_wrong_type_is_refused_by_name() -> None:
 def test_the_description_is_complete_and_json_ready() -> None:
     by_name = {entry["name"]: entry for entry in describe()}
     assert list(by_name) == list(POLICIES)
-    assert by_name["cache_aware"]["needs"] == {"tokens": True, "events": False, "load": False, "history": True}
+    needs = {"tokens": True, "text": False, "events": False, "load": False, "history": True}
+    assert by_name["cache_aware"]["needs"] == needs
     assert by_name["cache_aware"]["defaults"]["balance_abs_threshold"] == 64
     assert by_name["round_robin"]["deterministic"] is True
     assert all(entry["summary"] and entry["source"] and entry["reasons"] for entry in by_name.values())

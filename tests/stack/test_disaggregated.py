@@ -11,6 +11,7 @@ from engines.step_time import StepTime
 from loadgen.records import Outcome
 from router.disaggregation import Disaggregated, DisaggregationOptions
 from router.policies import make_policy
+from router.policy import Decision, Fleet, Policy, RouteRequest
 from stack.disaggregated import DisaggregatedResult, DisaggregatedSimulation, simulate_disaggregated
 from stack.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from stack.trace import SimulatedRequest
@@ -108,6 +109,30 @@ def test_everything_completes_and_both_ledgers_return_to_zero(
     assert sum(worker.requests for worker in result.workers) == len(MANY)
     remote = sum(record.reason.startswith("remote:") for record in result.records)
     assert sum(worker.requests for worker in result.prefill_workers) == remote
+
+
+class Witness(Policy):
+    """Takes the only worker and writes down its books."""
+
+    name = "witness"
+    source = "test"
+    reasons = ("only",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int]] = []
+
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
+        (worker,) = fleet.workers
+        self.seen.append((worker.in_flight, worker.prefill_tokens))
+        return Decision(worker.name, "only")
+
+
+def test_a_prompt_in_work_is_prefill_on_the_one_side_and_a_coming_request_on_the_other() -> None:
+    prefill, decode = Witness(), Witness()
+    DisaggregatedSimulation(Disaggregated(prefill, decode), ENGINE, 1, 1).run(prompts(0.0, 0.001, 0.025, 9.0))
+    assert prefill.seen == [(0, 0), (1, 48), (1, 48), (0, 0)]
+    assert decode.seen == [(0, 0), (1, 0), (2, 0), (0, 0)]
 
 
 def test_equal_seeds_give_equal_runs() -> None:
