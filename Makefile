@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test unit lint format bench lock clean
+.PHONY: help demo test unit lint format bench claims lock clean
 
 help:
 	@echo "make demo    does cache-aware routing pay? 4 simulated engines, report in results/demo/report.html"
@@ -10,6 +10,7 @@ help:
 	@echo "make unit    the tests that need no real engine, router, browser or Prometheus"
 	@echo "make lint    static checks only"
 	@echo "make bench   the quick benchmarks (ratios against a named baseline in the same run)"
+	@echo "make claims  published claims about cache-aware routing, tried on the simulated fleet"
 	@echo "make lock    write the lock files anew from pyproject.toml"
 
 # Exit code 3 is a verdict, too: the machine was too busy to measure on, and the last lines say so.
@@ -35,6 +36,9 @@ lint: .venv/dev
 format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+claims: .venv/dev
+	$(BIN)/python -m benchmarks.claims
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks
