@@ -153,3 +153,14 @@ class FakeEngine:
             answering.cancel()
             leaving.cancel()
             await asyncio.gather(answering, leaving, return_exceptions=True)
+
+
+def events(body: bytes) -> list[Any]:
+    """The events of a stream, `[DONE]` as text."""
+    lines = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]
+    return ["[DONE]" if line == b"[DONE]" else json.loads(line) for line in lines]
+
+
+async def read_for_ever(client: Any) -> None:
+    async with client.chat() as answer:
+        await answer.read()

@@ -271,7 +271,7 @@ CATALOGUE: dict[str, Fault] = {
     "RT19": Fault(
         "a dead worker stays a candidate",
         free=(
-            "router/test_proxy::test_a_killed_engine_leaves_the_candidates_with_the_first_refusal",
+            "router/test_proxy_faults::test_a_killed_engine_leaves_the_candidates_with_the_first_refusal",
             "router/test_worker_health::test_a_failed_request_takes_it_out_at_once_and_has_it_probed",
         ),
         elsewhere=ROUTER_ITSELF,
@@ -338,7 +338,7 @@ CATALOGUE: dict[str, Fault] = {
         "some requests hang without an error",
         free=(
             "router/test_published_faults::test_a_request_that_hangs_shows_by_its_age_and_ends_at_its_deadline",
-            "router/test_proxy::test_a_stream_that_falls_silent_times_out",
+            "router/test_proxy_faults::test_a_stream_that_falls_silent_times_out",
         ),
         elsewhere=ROUTER_ITSELF,
     ),
