@@ -38,6 +38,8 @@ class LabelRule(_Strict):
     value: str | None = None
     source: str | None = Field(default=None, alias="from")
     map: Mapping[str, str] = Field(default_factory=dict)
+    default: str | None = None
+    """The value when a sample lacks the system's label; without it the canonical label is left out."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -46,11 +48,11 @@ class LabelRule(_Strict):
         return self
 
     def apply(self, labels: Mapping[str, str]) -> str | None:
-        """The canonical value; None when the system's sample has no such label."""
+        """The canonical value; None when the system's sample has no such label and there is no default."""
         if self.source is None:
             return self.value
         raw = labels.get(self.source)
-        return raw if raw is None else self.map.get(raw, raw)
+        return self.default if raw is None else self.map.get(raw, raw)
 
 
 def _label_rule(given: object) -> object:
@@ -73,7 +75,7 @@ class Family(_Strict):
     labels: Labels = Field(default_factory=dict)
     """Canonical labels, besides the signal's own."""
     only: Mapping[str, str] = Field(default_factory=dict)
-    """Take only samples whose own labels have these values."""
+    """Take only samples whose own labels have these values; a label that a sample lacks counts as empty."""
 
 
 class Source(_Strict):

@@ -50,9 +50,8 @@ class TargetNumbers:
 def derive_target(store: SignalStore) -> TargetNumbers:
     """Everything about one target that needs no other."""
     raw, computed = raw_hit_ratio(store), computed_hit_ratio(store)
-    usage = list(_by_engine(store, "kv_usage_ratio").values())
+    usage = _usage_ratios(store)
     latencies, why_not = _latencies(store)
-    infos = store.infos.get("cache_config", ())
     return TargetNumbers(
         window_seconds=store.increase.seconds if store.increase else None,
         hit_ratio=raw if computed is None else computed,
@@ -62,8 +61,8 @@ def derive_target(store: SignalStore) -> TargetNumbers:
         waiting=_sum(store, "waiting_requests"),
         kv_usage_max_ratio=max(usage) if usage else None,
         kv_usage_mean_ratio=fmean(usage) if usage else None,
-        kv_capacity_blocks=_total([info.get("num_gpu_blocks") for info in infos]),
-        block_size_tokens=_number(infos[0].get("block_size")) if infos else None,
+        kv_capacity_blocks=_capacity_blocks(store),
+        block_size_tokens=_block_size_tokens(store),
         loads=loads(store),
         latency_seconds=latencies,
         flags=flags(store),
@@ -72,11 +71,32 @@ def derive_target(store: SignalStore) -> TargetNumbers:
 
 
 def loads(store: SignalStore) -> dict[str, float]:
-    """Requests running and waiting, by engine; for a router its requests in flight, by worker."""
+    """Requests running and waiting, by engine; for a router its requests in flight, by worker if it tells."""
     if store.system.role == "router":
-        return _by_label(store, "in_flight_requests", "worker")
+        by_worker = _by_label(store, "in_flight_requests", "worker")
+        return {worker: load for worker, load in by_worker.items() if worker}
     running, waiting = _by_engine(store, "running_requests"), _by_engine(store, "waiting_requests")
     return {engine: load + waiting.get(engine, 0.0) for engine, load in running.items()}
+
+
+def _usage_ratios(store: SignalStore) -> list[float]:
+    """How full the KV cache is, one an engine; of a target that gives bytes, those used over those it can hold."""
+    ratios = list(_by_engine(store, "kv_usage_ratio").values())
+    used, capacity = _sum(store, "kv_used_bytes"), _sum(store, "kv_capacity_bytes")
+    return [used / capacity] if not ratios and used is not None and capacity else ratios
+
+
+def _capacity_blocks(store: SignalStore) -> float | None:
+    """Blocks of all engines: as their configuration says, else as a gauge does."""
+    told = _total([info.get("num_gpu_blocks") for info in store.infos.get("cache_config", ())])
+    return _sum(store, "kv_capacity_blocks") if told is None else told
+
+
+def _block_size_tokens(store: SignalStore) -> float | None:
+    """The first engine's, as its configuration says, else as a gauge does: engines of a target don't differ in it."""
+    infos = store.infos.get("cache_config", ())
+    told = _number(infos[0].get("block_size")) if infos else None
+    return next(iter(store.gauges_of("block_size_tokens").values()), None) if told is None else told
 
 
 def _latencies(store: SignalStore) -> tuple[dict[tuple[str, float], float], dict[str, str]]:

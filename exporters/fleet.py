@@ -133,7 +133,8 @@ def _top_share(targets: Sequence[Target], absent: dict[str, str]) -> float | Non
     for store in stores(_up(targets), "router"):
         for (worker,), grown in store.grown_by("routed_requests", "worker").items():
             served[worker] += grown
-    served.pop("none", None)
+    for placed_on_no_known_worker in ("none", ""):
+        served.pop(placed_on_no_known_worker, None)
     if not served:
         for target in _up(_with_role(targets, "engine")):
             assert target.store is not None
@@ -196,7 +197,12 @@ _FROM_ROUTERS: Mapping[str, str] = {
 
 def _router_absences(targets: Sequence[Target]) -> dict[str, str]:
     routers = stores(targets, "router")
-    absent = {"kv_transfer": "no target times KV transfers; vLLM's KV connectors may, under names of their own"}
+    timed = any(target.store and target.store.has("kv_transfer") for target in targets)
+    absent = {
+        "kv_transfer": "timed by single targets, among their signals, and not added up over the fleet"
+        if timed
+        else "no target times KV transfers; vLLM's KV connectors may, under names of their own"
+    }
     for quantity, signal in _FROM_ROUTERS.items():
         if any(store.has(signal) for store in routers):
             continue

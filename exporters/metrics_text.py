@@ -19,7 +19,7 @@ from exporters.histogram import Histogram
 from exporters.quality import MIN_OBSERVATIONS
 from exporters.target import Target
 
-_UNKNOWN_TIER = "unknown"
+_UNKNOWN = "unknown"
 
 
 class FleetCollector(Collector):
@@ -81,9 +81,9 @@ def _prefix_tokens(targets: Sequence[Target], fleet: FleetNumbers) -> list[Metri
             raw.add_metric([target.name], numbers.raw_hit_ratio)
     if not engines:  # the same tokens as the engines' own counters, so never both
         for (worker,), tokens in counted_by(targets, "router_delivered_hit_tokens", "worker").items():
-            hits.add_metric([worker, "", _UNKNOWN_TIER], tokens)
+            hits.add_metric([worker or _UNKNOWN, "", _UNKNOWN], tokens)
         for (worker,), tokens in counted_by(targets, "router_prompt_tokens", "worker").items():
-            queries.add_metric([worker, ""], tokens)
+            queries.add_metric([worker or _UNKNOWN, ""], tokens)
     whole = _gauge("fleet_prefix_hit_ratio", "Hit tokens over queried tokens of all engines, in the window.")
     _add_known(whole, [], fleet.hit_ratio)
     return [hits, queries, ratio, raw, whole]
@@ -104,7 +104,8 @@ def _router_families(targets: Sequence[Target]) -> list[Metric]:
     for step, merged in merged_by(targets, "router_decision", "step").items():
         _add_histogram(decision, [step], merged.histogram)
     for (request_class, outcome), count in counted_by(targets, "routed_requests", "class", "outcome").items():
-        requests.add_metric([request_class or UNCLASSIFIED, outcome], count)
+        if outcome:  # a router that only counts placements doesn't know how they ended
+            requests.add_metric([request_class or UNCLASSIFIED, outcome], count)
     for (request_class,), count in counted_by(targets, "goodput_requests", "class").items():
         goodput.add_metric([request_class or UNCLASSIFIED], count)
     for (kind,), count in counted_by(targets, "isolation_violations", "kind").items():
@@ -162,12 +163,12 @@ def _kv_events(targets: Sequence[Target]) -> list[Metric]:
 
 def _engine_gauges(targets: Sequence[Target]) -> list[Metric]:
     running = _gauge("requests_running", "Requests in the engine's batch.", "target")
-    waiting = _gauge("requests_waiting", "Requests queued in the engine.", "target")
+    waiting = _gauge("requests_waiting", "Requests queued in the target.", "target")
     usage = _gauge("kv_usage_ratio", "KV cache in use, 0 to 1, the fullest engine; sampled at the scrape.", "target")
     mean = _gauge("kv_usage_mean_ratio", "KV cache in use, 0 to 1, mean of the target's engines.", "target")
     capacity = _gauge("kv_capacity_blocks", "KV blocks that the target can hold.", "target")
     latency = _gauge(
-        "engine_latency_quantile_seconds", "Quantiles of the engine's own latencies, in the window.",
+        "engine_latency_quantile_seconds", "Quantiles of the latencies that the target itself times, in the window.",
         "target", "latency", "quantile",
     )  # fmt: skip
     for target in targets:

@@ -28,6 +28,7 @@ def flags(store: SignalStore) -> dict[str, bool]:
         "lookup_skipped": lookup_skipped(store),
         "missing_observations": missing_observations(store),
         "prefix_caching_off": prefix_caching_off(store),
+        "dead_hit_counter": dead_hit_counter(store),
         **_ttft_flags(store),
     }
     return {name: raised for name, raised in found.items() if raised is not None}
@@ -71,6 +72,12 @@ def prefix_caching_off(store: SignalStore) -> bool | None:
     """The engine says that it runs without a prefix cache."""
     settings = [info.get("enable_prefix_caching") for info in store.infos.get("cache_config", ())]
     return None if not settings else "False" in settings
+
+
+def dead_hit_counter(store: SignalStore) -> bool | None:
+    """Lookups hit, but the system's other counter, of tokens then retrieved, never moved: don't plot that one."""
+    hits, retrieved = store.total("prefix_hit_tokens"), store.total("retrieved_tokens")
+    return None if not hits or retrieved is None else retrieved == 0
 
 
 def _ttft_flags(store: SignalStore) -> dict[str, bool | None]:

@@ -193,7 +193,7 @@ class SignalStore:
         start_slot = None
         for slot, series in enumerate(layout.series):
             for signal_name, signal, family in taken.get(series.name, ()):
-                if any(series.labels.get(label) != value for label, value in family.only.items()):
+                if any(series.labels.get(label, "") != value for label, value in family.only.items()):
                     continue
                 labels = self._labels(signal, family, series)
                 if signal_name == "process_start_seconds":

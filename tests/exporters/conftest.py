@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -24,8 +25,12 @@ MakeTarget = Callable[..., Target]
 @pytest.fixture
 def capture() -> Callable[[str], bytes]:
     """A real process's metrics page."""
-    folder = Path(__file__).parent / "captures"
-    return lambda name: (folder / f"metrics_{name}.txt").read_bytes()
+
+    def read(name: str) -> bytes:
+        plain = Path(__file__).parent / "captures" / f"metrics_{name}.txt"
+        return plain.read_bytes() if plain.exists() else gzip.decompress(Path(f"{plain}.gz").read_bytes())
+
+    return read
 
 
 @pytest.fixture

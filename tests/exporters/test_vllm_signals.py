@@ -70,7 +70,9 @@ def test_a_router_that_repeats_vllm_names_is_not_vllm(capture: Capture) -> None:
     """production-stack re-exports vllm:num_requests_running and more."""
     names = metric_names(capture("production-stack_0.1.12-14-ga6c01db0_prefixaware"))
     assert "vllm:num_requests_running" in names
-    assert shipped_catalogue().detect(names) is None
+    system = shipped_catalogue().detect(names)
+    assert system is not None
+    assert system.system == "production-stack"
 
 
 @pytest.mark.parametrize("names", [["gpu_cache_usage_perc"], ["kv_cache_usage_perc"], ["gpu_cache_usage_perc"] * 2])
