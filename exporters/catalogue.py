@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
@@ -204,12 +203,3 @@ def shipped_catalogue() -> Catalogue:
     folder = files("exporters") / "catalogue"
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return Catalogue(parse_system(entry.read_text("utf-8"), f"exporters/catalogue/{entry.name}") for entry in found)
-
-
-def load_system(path: Path) -> System:
-    """A user's own catalogue file. Raises ExporterError when it can't be read or is wrong."""
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise ExporterError(f"{path}: can't read the catalogue file: {error.strerror}") from error
-    return parse_system(text, str(path))

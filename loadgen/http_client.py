@@ -75,7 +75,6 @@ class Exchange:
     usage: Usage | None = None
     gaps_seconds: list[float] = field(default_factory=list)
     body_bytes: int = 0
-    reads: int = 0
     first_event_data: bytes = b""
     """The event that brought the first token, as received."""
 
@@ -289,7 +288,6 @@ class _AnswerReader:
         exchange, http = self.exchange, self.http
         if exchange.first_byte is None:
             exchange.first_byte = now
-        exchange.reads += 1
         body = http.feed(data)
         if exchange.status is None and http.status is not None:
             exchange.status, exchange.headers = http.status, http.headers

@@ -26,8 +26,6 @@ class WorkerConfig(_Section):
     kv_replay: str | None = None
     kv_bind: bool = False
     """The router binds `kv_events` and the engine connects, instead of the other way round."""
-    kv_block_size: int | None = Field(default=None, ge=1)
-    """Block size the engine publishes in; the router's `block_size` where not given."""
 
     @field_validator("url")
     @classmethod

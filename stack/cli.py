@@ -57,7 +57,7 @@ def bench(
 
     Example: `prefixwatch bench shared-prefix --engine vllm --workers 2 --policy round_robin,cache_aware`
 
-    Writes summary.json, requests.parquet, fleet.parquet, report.html, junit.xml and config.yaml to --out.
+    Writes summary.json, summary.md, requests.parquet, fleet.parquet, report.html, junit.xml and config.yaml to --out.
     """
     from stack.bench import BenchOptions, run_bench
 

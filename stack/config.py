@@ -80,10 +80,6 @@ class ExporterSection(_Section):
     """Scraped beside the engines of `fleet.targets`: routers, caches."""
 
 
-class SloSection(_Section):
-    objectives: list[str] = ["ttft", "tpot", "availability", "goodput"]
-
-
 class PrefixwatchConfig(_Section):
     """The whole file; every section and key has a default."""
 
@@ -92,7 +88,6 @@ class PrefixwatchConfig(_Section):
     tokenizer: TokenizerSection = TokenizerSection()
     router: RouterSection = RouterSection()
     exporter: ExporterSection = ExporterSection()
-    slo: SloSection = SloSection()
 
     @model_validator(mode="after")
     def _tenants_differ(self) -> Self:

@@ -43,7 +43,6 @@ def as_workers(handles: Sequence[EngineHandle]) -> list[WorkerConfig]:
             url=handle.url,
             kv_events=handle.kv_events.publish,
             kv_replay=handle.kv_events.replay,
-            kv_block_size=handle.block_size,
         )
         for handle in handles
     ]

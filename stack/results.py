@@ -16,7 +16,7 @@ from rich.console import Console
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from loadgen.junit import write_junit
 from loadgen.records import RequestRecord, write_requests
-from loadgen.report import console_table, write_report
+from loadgen.report import console_table, markdown_summary, write_report
 from loadgen.scenario import Scenario
 from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence, write_summary
 from slo.objective import Objective
@@ -69,6 +69,7 @@ def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict
     write_requests(folder / "requests.parquet", runs.records)
     write_fleet(folder / "fleet.parquet", runs.fleet)
     write_junit(folder / "junit.xml", summary)
+    (folder / "summary.md").write_text(markdown_summary(summary), encoding="utf-8")
     configuration = {**runs.again, "versions": versions(), "runs": runs.reports}
     (folder / "config.yaml").write_text(
         yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), encoding="utf-8"

@@ -35,7 +35,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_every_file_is_there(bench: tuple[Path, dict[str, Any]]) -> None:
     out, _ = bench
     names = {path.name for path in out.iterdir()}
-    assert names >= {"summary.json", "requests.parquet", "fleet.parquet", "report.html", "junit.xml", "config.yaml"}
+    assert names >= {
+        "summary.json",
+        "requests.parquet",
+        "fleet.parquet",
+        "report.html",
+        "junit.xml",
+        "config.yaml",
+        "summary.md",
+    }
 
 
 def test_the_printed_summary_is_the_written_one(bench: tuple[Path, dict[str, Any]]) -> None:
