@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,8 @@ class Client:
 
     url: str
     session: aiohttp.ClientSession
-    first_token: asyncio.Event = field(default_factory=asyncio.Event)
+    streaming: defaultdict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    """By worker: set once it has sent the first token of an answer."""
 
     async def chat(self, messages: list[dict[str, Any]], **body: Any) -> Answer:
         answer = Answer()
@@ -70,7 +72,7 @@ class Client:
                 answer.tokens_seen += 1
                 if answer.ttft_seconds is None:
                     answer.ttft_seconds = time.perf_counter() - sent
-                    self.first_token.set()
+                    self.streaming[answer.worker].set()
 
 
 class Writer:
