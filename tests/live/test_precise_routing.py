@@ -29,8 +29,8 @@ SESSIONS, TURNS, TURN_TOKENS = 4, 30, 200
 TURNS_BEFORE_A_NEW_CONVERSATION = 6
 EVENT_TIMEOUT_SECONDS = 2.0
 """How long the router waits for an engine's answer to a replay."""
-THINKING_SECONDS = 0.1
-"""Between an answer and the next turn; the engine publishes its events after the answer."""
+THINKING_SECONDS = 0.5
+"""Between an answer and the next turn; the engine publishes its events after the answer, on a busy core later still."""
 
 Start = Callable[[Sequence[WorkerConfig]], Awaitable[Client]]
 

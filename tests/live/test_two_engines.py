@@ -68,7 +68,7 @@ async def test_reported_hits_are_what_block_hashes_predict(
         assert abs(answer.cached_tokens - answer.predicted_tokens) <= BLOCK
         ours.store(answer.worker, blocks.tolist())
         hits += answer.cached_tokens > 0
-        await asyncio.sleep(0.05)  # the engine publishes its events after the answer
+        await asyncio.sleep(0.5)  # the engine publishes its events after the answer, on a busy core a while after
     assert hits >= 9  # every prompt after the first of its three openings
 
 
