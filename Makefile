@@ -55,7 +55,7 @@ lock: .venv/dev
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast \
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements.lock
-	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast --group dev -c requirements.lock \
+	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast --extra kubernetes --group dev -c requirements.lock \
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements-dev.lock
 	$(BIN)/uv pip compile --universal --python-version 3.11 tests/peers/requirements.in \
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o tests/peers/requirements.lock

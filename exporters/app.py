@@ -20,6 +20,7 @@ from exporters.fleet_api import fleet_document
 from exporters.kv_events import KvEventWatcher
 from exporters.metrics_text import render
 from exporters.scrape import Scrape, Scraper
+from exporters.source import Source
 from exporters.target import Target
 
 
@@ -29,6 +30,8 @@ class Exporter:
     def __init__(self, config: ExporterConfig, catalogue: Catalogue | None = None) -> None:
         self.config = config
         self.targets = [Target(target, config, catalogue or shipped_catalogue()) for target in config.targets]
+        self.sources: list[Source] = []
+        """What is known beside the scraped pages, in order of trust."""
         self.url = ""
         """Where it listens; empty before it does."""
         self._scraper: Scraper | None = None
@@ -97,11 +100,11 @@ def web_app(exporter: Exporter) -> web.Application:
     """The HTTP face of an exporter."""
 
     async def metrics(request: web.Request) -> web.Response:
-        body, content_type = render(exporter.targets, request.headers.get("Accept", ""))
+        body, content_type = render(exporter.targets, request.headers.get("Accept", ""), exporter.sources)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def fleet(_: web.Request) -> web.Response:
-        return web.json_response(fleet_document(exporter.targets, time.monotonic()))
+        return web.json_response(fleet_document(exporter.targets, time.monotonic(), exporter.sources))
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="healthy\n")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from exporters.histogram import merge
-from exporters.quality import MIN_OBSERVATIONS, computed_hit_ratio, flags, missing_signals, raw_hit_ratio
+from exporters.families import MIN_OBSERVATIONS
+from exporters.quality import computed_hit_ratio, flags, missing_signals, raw_hit_ratio
 from exporters.signals import SignalStore
 
 QUANTILES = (0.5, 0.95, 0.99)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from exporters.histogram import Histogram, Merged, merge
-from exporters.quality import MIN_OBSERVATIONS
+from exporters.families import MIN_OBSERVATIONS
 from exporters.signals import SignalStore
 from exporters.target import Target
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from exporters.fleet import derive_fleet
 from exporters.signals import SignalStore
+from exporters.source import Source
 from exporters.target import Target
 
 
-def fleet_document(targets: Sequence[Target], now_seconds: float) -> dict[str, Any]:
+def fleet_document(targets: Sequence[Target], now_seconds: float, sources: Sequence[Source] = ()) -> dict[str, Any]:
     """`{"schema": 1, "targets": […], "fleet": {…}}`; a number that isn't known is left out, its reason is under
-    `absent`. `now_seconds` is the monotonic clock that the targets were fed with."""
+    `absent`. Each further source has a section of its own. `now_seconds` is the monotonic clock that the targets
+    were fed with."""
     fleet = derive_fleet(targets)
     numbers: dict[str, Any] = {
         "worker_load_requests": dict(fleet.loads),
@@ -33,6 +35,7 @@ def fleet_document(targets: Sequence[Target], now_seconds: float) -> dict[str, A
         "schema": 1,
         "targets": [_target(target, now_seconds) for target in targets],
         "fleet": {**_known(numbers), "absent": dict(fleet.absent)},
+        **{source.name: source.document(now_seconds) for source in sources},
     }
 
 

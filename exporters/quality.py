@@ -5,11 +5,9 @@ A flag is 1 (raised), 0 (looked at, fine) or absent (couldn't be looked at).
 
 from __future__ import annotations
 
+from exporters.families import MIN_OBSERVATIONS
 from exporters.histogram import Histogram, merge
 from exporters.signals import SignalStore
-
-MIN_OBSERVATIONS = 20
-"""Fewer observations than this prove nothing about a distribution."""
 
 PLAUSIBLE_TTFT_SECONDS = 1e-4
 """No engine answers a prompt faster on average: a lower mean is a broken clock (vllm#6337, vllm#8115)."""
