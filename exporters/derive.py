@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from exporters.histogram import merge
 from exporters.families import MIN_OBSERVATIONS
+from exporters.histogram import merge
 from exporters.quality import computed_hit_ratio, flags, missing_signals, raw_hit_ratio
 from exporters.signals import SignalStore
 

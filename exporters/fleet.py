@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from exporters.histogram import Histogram, Merged, merge
 from exporters.families import MIN_OBSERVATIONS
+from exporters.histogram import Histogram, Merged, merge
 from exporters.signals import SignalStore
 from exporters.target import Target
 
