@@ -5,19 +5,25 @@ Grading, comparison and charts all take their figures from here, so that each ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import nan
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from loadgen.records import Outcome, RequestRecord
+from loadgen.records import Outcome, RequestRecord, table_of
 from slo.objective import Floats, RequestField
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.object_]
+
+RequestLog: TypeAlias = pa.Table | Iterable[RequestRecord]
+"""A request log, as it lies in requests.parquet or as records."""
 
 HIT, PARTIAL, MISS = "hit", "partial", "miss"
 CACHE_CLASSES = (HIT, PARTIAL, MISS)
@@ -60,34 +66,39 @@ class Columns:
     request_class: Texts
 
     @classmethod
-    def of(cls, records: Iterable[RequestRecord]) -> Columns:
+    def of(cls, log: RequestLog) -> Columns:
         """The measured phase only: priming requests would mix warm-up into the figures (sglang#37359, LT22)."""
-        rows = sorted((r for r in records if r.phase == "measured"), key=lambda r: (r.repeat, r.index))
-        last_seen = _last_times(rows)
+        table = log if isinstance(log, pa.Table) else table_of(log)
+        table = table.filter(pc.equal(table["phase"], "measured"))
+        table = table.take(pc.sort_indices(table, [("repeat", "ascending"), ("index", "ascending")]))
+        repeat, scheduled = _ints(table, "repeat"), _floats(table, "scheduled_s")
+        sent, first, end = (_floats(table, name) for name in ("sent_s", "first_token_s", "end_s"))
+        reported, planned = _floats(table, "prompt_tokens"), _floats(table, "planned_prompt_tokens")
+        outcome = _texts(table, "outcome")
         return cls(
-            repeat=np.array([r.repeat for r in rows], dtype=np.int64),
-            index=np.array([r.index for r in rows], dtype=np.int64),
-            scheduled=_floats(rows, lambda r: r.scheduled_s),
-            end=_floats(rows, lambda r: r.end_s),
-            ttft=_floats(rows, lambda r: r.ttft_s),
-            wait=_floats(rows, lambda r: _waited(r, last_seen)),
-            tpot=_floats(rows, lambda r: r.tpot_s),
-            e2e=_floats(rows, lambda r: None if r.end_s is None else r.end_s - r.scheduled_s),
-            lag=_floats(rows, lambda r: r.client_lag_s),
-            decision_us=_floats(rows, lambda r: r.decision_us),
-            prompt=_floats(rows, lambda r: r.planned_prompt_tokens if r.prompt_tokens is None else r.prompt_tokens),
-            reported_prompt=_floats(rows, lambda r: r.prompt_tokens),
-            planned_prompt=_floats(rows, lambda r: r.planned_prompt_tokens),
-            cached=_floats(rows, lambda r: r.cached_tokens),
-            predicted=_floats(rows, lambda r: r.predicted_tokens),
-            shared=_floats(rows, lambda r: r.planned_shared_tokens),
-            outcome=_texts(rows, lambda r: r.outcome.value),
-            worker=_texts(rows, lambda r: r.worker),
-            reason=_texts(rows, lambda r: r.reason),
-            prediction_cause=_texts(rows, lambda r: r.prediction_cause),
-            tenant=_texts(rows, lambda r: r.tenant),
-            group=_texts(rows, lambda r: r.group),
-            request_class=_texts(rows, lambda r: r.request_class),
+            repeat=repeat,
+            index=_ints(table, "index"),
+            scheduled=scheduled,
+            end=end,
+            ttft=first - scheduled,
+            wait=_waited(outcome, first, end, _last_times(repeat, scheduled, sent, first, end)) - scheduled,
+            tpot=_tpot(table, first, end),
+            e2e=end - scheduled,
+            lag=sent - scheduled,
+            decision_us=_floats(table, "decision_us"),
+            prompt=np.where(np.isnan(reported), planned, reported),
+            reported_prompt=reported,
+            planned_prompt=planned,
+            cached=_floats(table, "cached_tokens"),
+            predicted=_floats(table, "predicted_tokens"),
+            shared=_floats(table, "planned_shared_tokens"),
+            outcome=outcome,
+            worker=_texts(table, "worker"),
+            reason=_texts(table, "reason"),
+            prediction_cause=_texts(table, "prediction_cause"),
+            tenant=_texts(table, "tenant"),
+            group=_texts(table, "group"),
+            request_class=_texts(table, "request_class"),
         )
 
     def __len__(self) -> int:
@@ -125,26 +136,50 @@ class Columns:
         return np.asarray(self.cached > self.shared + block_size, dtype=np.bool_)
 
 
-def _last_times(rows: Sequence[RequestRecord]) -> dict[int, float]:
-    """The latest time seen in each repeat: how long a request that has no end must have waited at least."""
-    last: dict[int, float] = {}
-    for row in rows:
-        seen = max(t for t in (row.scheduled_s, row.sent_s, row.first_token_s, row.end_s) if t is not None)
-        last[row.repeat] = max(last.get(row.repeat, seen), seen)
-    return last
+def _last_times(repeat: Ints, *times: Floats) -> Floats:
+    """For each request the latest time seen in its repeat: one that has no end must have waited until then."""
+    latest = np.fmax.reduce(times)
+    numbers, place = np.unique(repeat, return_inverse=True)
+    last = np.full(len(numbers), -np.inf)
+    np.maximum.at(last, place, latest)
+    return np.asarray(last[place], dtype=np.float64)
 
 
-def _waited(record: RequestRecord, last_seen: dict[int, float]) -> float | None:
-    if record.first_token_s is None and record.outcome in (Outcome.TIMED_OUT, Outcome.CUT_OFF):
-        return (last_seen[record.repeat] if record.end_s is None else record.end_s) - record.scheduled_s
-    return record.ttft_s
+def _waited(outcome: Texts, first: Floats, end: Floats, last: Floats) -> Floats:
+    """When the wait for the first token was over: with it, or for one lost before it when that was given up."""
+    lost = np.isnan(first) & ((outcome == Outcome.TIMED_OUT.value) | (outcome == Outcome.CUT_OFF.value))
+    return np.where(lost, np.where(np.isnan(end), last, end), first)
 
 
-def _floats(rows: Sequence[RequestRecord], figure: Callable[[RequestRecord], float | None]) -> Floats:
-    return np.array([nan if (value := figure(row)) is None else value for row in rows], dtype=np.float64)
+def _tpot(table: pa.Table, first: Floats, end: Floats) -> Floats:
+    """As `RequestRecord.tpot_s`."""
+    gaps = table["chunk_gaps_ms"].combine_chunks()
+    counts = np.nan_to_num(pc.list_value_length(gaps).to_numpy(zero_copy_only=False).astype(np.float64))
+    parents = pc.list_parent_indices(gaps).to_numpy(zero_copy_only=False)
+    values = pc.list_flatten(gaps).to_numpy(zero_copy_only=False).astype(np.float64)
+    told = np.bincount(parents, values, len(table)) / 1e3
+    tokens = _floats(table, "output_tokens")
+    seconds = np.where(counts > 0, told, end - first)
+    known = (tokens >= 2) & ~np.isnan(first) & ~np.isnan(end)
+    return np.where(known, seconds / np.where(known, tokens - 1, 1.0), nan)
 
 
-def _texts(rows: Sequence[RequestRecord], text: Callable[[RequestRecord], str]) -> Texts:
-    values = np.empty(len(rows), dtype=object)
-    values[:] = [text(row) for row in rows]
-    return values
+def _ints(table: pa.Table, name: str) -> Ints:
+    return np.asarray(table[name].to_numpy(), dtype=np.int64)
+
+
+def _floats(table: pa.Table, name: str) -> Floats:
+    """NaN where there is none, and everywhere in a log that is too old to have the column."""
+    if name not in table.column_names:
+        return np.full(len(table), nan)
+    return np.asarray(pc.cast(table[name], pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _texts(table: pa.Table, name: str) -> Texts:
+    """Equal texts are one object: a million labels cost a million references, not as many strings."""
+    if name not in table.column_names:
+        return np.full(len(table), "", dtype=object)
+    encoded = table[name].combine_chunks().dictionary_encode()
+    if not len(encoded.dictionary):
+        return np.full(len(table), "", dtype=object)
+    return np.asarray(encoded.dictionary.to_numpy(zero_copy_only=False)[encoded.indices.to_numpy()], dtype=object)

@@ -8,7 +8,7 @@ the *scheduled* time. What a request didn't have (no first token, no usage) is N
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -126,22 +126,36 @@ SCHEMA = pa.schema(
 )
 
 
+def table_of(records: Iterable[RequestRecord]) -> pa.Table:
+    """The records as an Arrow table of `SCHEMA`, column by column."""
+    rows = list(records)
+    columns = [pa.array([getattr(row, name) for row in rows], SCHEMA.field(name).type) for name in SCHEMA.names]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
 def write_requests(path: Path, records: Iterable[RequestRecord]) -> None:
     """Write `requests.parquet`."""
-    table = pa.Table.from_pylist([asdict(record) for record in records], schema=SCHEMA)
-    pq.write_table(table, path)
+    pq.write_table(table_of(records), path)
 
 
-def read_requests(path: Path) -> Sequence[RequestRecord]:
-    """Read `requests.parquet`; columns that it is too old to have are at their defaults.
+def read_request_table(path: Path) -> pa.Table:
+    """`requests.parquet` as an Arrow table: a million requests take a few hundred megabytes this way.
 
-    Raises ValueError when the file is of another schema version.
+    Raises ValueError when the file is no request log, or one of another schema version.
     """
-    table = pq.read_table(path)
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{path}: not a readable Parquet file ({error}): give a run's requests.parquet") from error
     version = (table.schema.metadata or {}).get(b"prefixwatch.requests.schema", b"none").decode()
     if version != str(SCHEMA_VERSION):
         raise ValueError(f"{path}: request log of schema {version}, this version reads {SCHEMA_VERSION}: run it again")
-    return [record_from(row) for row in table.to_pylist()]
+    return table
+
+
+def read_requests(path: Path) -> Sequence[RequestRecord]:
+    """Read `requests.parquet`; columns that it is too old to have are at their defaults. Raises ValueError."""
+    return [record_from(row) for row in read_request_table(path).to_pylist()]
 
 
 def record_from(row: dict[str, Any]) -> RequestRecord:

@@ -16,10 +16,10 @@ from rich.table import Table
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from loadgen import wording
 from loadgen.charts import build_charts
+from loadgen.columns import RequestLog
 from loadgen.comparison import METRIC_BY_NAME, Comparison
 from loadgen.grade import ObjectiveGrade, PolicyGrade, PredictionCount, PredictionGrade
 from loadgen.leaderboard import leaderboard_chart
-from loadgen.records import RequestRecord
 from loadgen.summary import Summary, columns_by_policy, decided, verdict_sentence
 from slo.objective import Objective
 
@@ -41,14 +41,14 @@ LEADERBOARD = (
 
 def render_report(
     summary: Summary,
-    records: Iterable[RequestRecord],
+    log: RequestLog,
     objectives: Sequence[Objective],
     config: Mapping[str, Any],
     *,
     block_size: int = DEFAULT_BLOCK_SIZE,
 ) -> str:
     """The report as one HTML page; `config` is everything needed to run it again."""
-    columns = columns_by_policy(records, list(summary.policies))
+    columns = columns_by_policy(log, list(summary.policies))
     charts = build_charts(columns, objectives, block_size=block_size, workers=summary.workers)
     leaderboard_charts = [chart for chart in (leaderboard_chart(summary.policies),) if chart.traces]
     *sentences, verdict = verdict_sentence(summary).splitlines()
@@ -81,14 +81,14 @@ def render_report(
 def write_report(
     path: Path,
     summary: Summary,
-    records: Iterable[RequestRecord],
+    log: RequestLog,
     objectives: Sequence[Objective],
     config: Mapping[str, Any],
     *,
     block_size: int = DEFAULT_BLOCK_SIZE,
 ) -> None:
     """Write `report.html`."""
-    path.write_text(render_report(summary, records, objectives, config, block_size=block_size), encoding="utf-8")
+    path.write_text(render_report(summary, log, objectives, config, block_size=block_size), encoding="utf-8")
 
 
 def console_table(summary: Summary) -> Table:

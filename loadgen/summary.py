@@ -7,18 +7,20 @@ under the same `schema` number; none is renamed, removed or given another meanin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
-from loadgen.columns import Columns
+from loadgen.columns import Columns, RequestLog
 from loadgen.comparison import Comparison, compare_policies
 from loadgen.grade import ObjectiveGrade, PolicyGrade, grade_policy
-from loadgen.records import RequestRecord
+from loadgen.records import table_of
 from loadgen.validity import invalid_reasons
 from loadgen.wording import change, number, percent
 from slo.objective import Objective
@@ -79,14 +81,12 @@ class Summary(BaseModel):
         return self.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
-def build_summary(
-    records: Iterable[RequestRecord], objectives: Sequence[Objective], facts: RunFacts, *, seed: int = 0
-) -> Summary:
+def build_summary(log: RequestLog, objectives: Sequence[Objective], facts: RunFacts, *, seed: int = 0) -> Summary:
     """Grade every policy, compare the later ones with the first, check the run, and reach a verdict.
 
     `seed` makes the resampling repeatable.
     """
-    columns = columns_by_policy(records, facts.policies)
+    columns = columns_by_policy(log, facts.policies)
     policies = {
         name: grade_policy(own, objectives, workers=facts.workers, block_size=facts.block_size, warm=facts.warm)
         for name, own in columns.items()
@@ -116,12 +116,12 @@ def build_summary(
     )
 
 
-def columns_by_policy(records: Iterable[RequestRecord], order: Sequence[str] = ()) -> dict[str, Columns]:
+def columns_by_policy(log: RequestLog, order: Sequence[str] = ()) -> dict[str, Columns]:
     """The measured requests of each policy, in this order; policies it leaves out come after."""
-    rows: dict[str, list[RequestRecord]] = {name: [] for name in order}
-    for record in records:
-        rows.setdefault(record.policy, []).append(record)
-    return {name: Columns.of(own) for name, own in rows.items() if own}
+    table = log if isinstance(log, pa.Table) else table_of(log)
+    present = table["policy"].unique().to_pylist()
+    names = [*(name for name in order if name in present), *(name for name in present if name not in order)]
+    return {name: Columns.of(table.filter(pc.equal(table["policy"], name))) for name in names}
 
 
 def write_summary(path: Path, summary: Summary) -> None:
