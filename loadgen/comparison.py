@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from loadgen.columns import Columns
 from loadgen.grade import goodput, scheduled_rate
-from loadgen.statistics import CONFIDENCE, MEAN, RESAMPLES, Difference, Statistic, compare_paired, holm
+from loadgen.statistics import (
+    CONFIDENCE,
+    MEAN,
+    RESAMPLES,
+    Difference,
+    Statistic,
+    compare_paired,
+    compare_unpaired,
+    holm,
+)
 from slo.objective import Floats, Objective
 
 SIGNIFICANCE = 1 - CONFIDENCE
@@ -79,10 +88,70 @@ def compare_policies(
             difference = compare_paired(
                 a, b, columns[name].repeat[here], metric.statistic, seed=seed, resamples=resamples
             )
-            if difference.difference is not None:
-                compared.append((name, names[0], metric, difference))
-    adjusted = holm([difference.p_value for *_, difference in compared])
-    return [_comparison(*row, p_adjusted) for row, p_adjusted in zip(compared, adjusted, strict=True)]
+            compared.append((name, names[0], metric, difference))
+    return _corrected(compared)
+
+
+def compare_runs(
+    runs: Sequence[tuple[str, Columns, str, Columns]],
+    objectives: Sequence[Objective],
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> list[Comparison]:
+    """Requests of two runs, each as (name of a, a, name of b, b): paired if both served one plan, else unpaired.
+
+    Holm's correction is over all of them.
+    """
+    compared: list[tuple[str, str, Metric, Difference]] = []
+    for a_name, a, b_name, b in runs:
+        if same_plan(a, b):
+            compared += [
+                (
+                    a_name,
+                    b_name,
+                    metric,
+                    compare_paired(x, y, a.repeat, metric.statistic, seed=seed, resamples=resamples),
+                )
+                for metric, x, y in _values(a, b, objectives)
+            ]
+        else:
+            compared += [
+                (
+                    a_name,
+                    b_name,
+                    metric,
+                    compare_unpaired(x, y, a.repeat, b.repeat, metric.statistic, seed=seed, resamples=resamples),
+                )
+                for metric, x, y in _values(a, b, objectives)
+            ]
+    return _corrected(compared)
+
+
+def same_plan(a: Columns, b: Columns) -> bool:
+    """Both sent the same requests at the same times; only the words of the prompts may differ."""
+    return all(
+        np.array_equal(x, y)
+        for x, y in (
+            (a.repeat, b.repeat),
+            (a.index, b.index),
+            (a.scheduled, b.scheduled),
+            (a.planned_prompt, b.planned_prompt),
+            (a.shared, b.shared),
+        )
+    )
+
+
+def _values(a: Columns, b: Columns, objectives: Sequence[Objective]) -> Iterator[tuple[Metric, Floats, Floats]]:
+    for metric in METRICS:
+        yield metric, metric.values(a, objectives), metric.values(b, objectives)
+
+
+def _corrected(compared: Sequence[tuple[str, str, Metric, Difference]]) -> list[Comparison]:
+    """Holm's correction over all that could be compared; what neither or only one side has is left out."""
+    known = [row for row in compared if row[3].difference is not None]
+    adjusted = holm([difference.p_value for *_, difference in known])
+    return [_comparison(*row, p_adjusted) for row, p_adjusted in zip(known, adjusted, strict=True)]
 
 
 def pair(a: Columns, b: Columns) -> tuple[list[int], list[int]]:

@@ -155,7 +155,7 @@ def compare_paired(
     count = int(blocks[-1]) + 1
     if count < MIN_BLOCKS:
         return Difference(at_a, at_b, observed, None, None, pairs, count)
-    tally = _tally(a, b, blocks, count, statistic)
+    tally = _tally(np.concatenate([a, b]), np.concatenate([blocks, blocks + count]), 2 * count, statistic)
     rng = np.random.default_rng(seed)
     drawn = _draw_blocks(rng, _repeat_of_blocks(repeats, blocks, count), resamples)
     none = np.zeros_like(drawn)
@@ -167,6 +167,49 @@ def compare_paired(
     extreme = np.abs(flipped) >= abs(observed) - hair
     p_value = (1 + int(extreme.sum())) / (1 + resamples)
     return Difference(at_a, at_b, observed, ci95, p_value, pairs, count)
+
+
+def compare_unpaired(
+    a: Floats,
+    b: Floats,
+    a_repeats: Ints,
+    b_repeats: Ints,
+    statistic: Statistic = MEAN,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Difference:
+    """The difference of a statistic between two runs that did not serve the same plan.
+
+    As `compare_paired`, but blocks are drawn on each side for itself, and the permutation deals all blocks anew to
+    the two sides. `pairs` is the smaller number of requests.
+    """
+    at_a, at_b = _observe(a, statistic), _observe(b, statistic)
+    size = min(len(a), len(b))
+    if at_a is None or at_b is None:
+        return Difference(at_a, at_b, None, None, None, size, 0)
+    level = None if statistic.quantile is None else float(np.nanquantile(np.concatenate([a, b]), statistic.quantile))
+    a_blocks, b_blocks = (
+        independent_blocks(values if level is None else (values > level).astype(np.float64), repeats)
+        for values, repeats in ((a, a_repeats), (b, b_repeats))
+    )
+    a_count, b_count = int(a_blocks[-1]) + 1, int(b_blocks[-1]) + 1
+    observed, fewest = at_a - at_b, min(a_count, b_count)
+    if fewest < MIN_BLOCKS:
+        return Difference(at_a, at_b, observed, None, None, size, fewest)
+    count = a_count + b_count
+    cells = np.concatenate([a_blocks, b_blocks + a_count])
+    tally = _tally(np.concatenate([a, b]), cells, count, statistic)
+    rng = np.random.default_rng(seed)
+    a_drawn = _draw_blocks(rng, _repeat_of_blocks(a_repeats, a_blocks, a_count), resamples)
+    b_drawn = _draw_blocks(rng, _repeat_of_blocks(b_repeats, b_blocks, b_count), resamples)
+    a_none, b_none = np.zeros_like(a_drawn), np.zeros_like(b_drawn)
+    hair = 1e-12 * max(abs(at_a), abs(at_b))
+    resampled = tally.differences(np.hstack([a_drawn, b_none]), np.hstack([a_none, b_drawn]))
+    ci95 = _limits(np.where(np.abs(resampled) <= hair, 0.0, resampled), fewest)
+    dealt = (rng.random((resamples, count)).argsort(axis=1) < a_count).astype(np.float64)
+    extreme = np.abs(tally.differences(dealt, 1 - dealt)) >= abs(observed) - hair
+    return Difference(at_a, at_b, observed, ci95, (1 + int(extreme.sum())) / (1 + resamples), size, fewest)
 
 
 def _observe(values: Floats, statistic: Statistic) -> float | None:
@@ -226,7 +269,7 @@ class _Tally(Protocol):
     def differences(self, a: Floats, b: Floats) -> Floats:
         """The statistic with weights `a` minus that with weights `b`, by resample.
 
-        Weights (resamples × 2·blocks) say how often each block of the first and then of the second policy is in.
+        Weights (resamples × blocks of both sides) say how often each block is in.
         """
         ...
 
@@ -249,7 +292,7 @@ class _QuantileTally:
     quantile: float
     grid: Floats
     ladder: Floats
-    """Values of each block at or below each grid value: grid × 2·blocks."""
+    """Values of each block at or below each grid value: grid × blocks of both sides."""
 
     def differences(self, a: Floats, b: Floats) -> Floats:
         return self._quantiles(a) - self._quantiles(b)
@@ -278,19 +321,17 @@ def _dot(weights: Floats, values: Floats) -> Floats:
     return np.asarray(np.einsum("rk,k->r" if values.ndim == 1 else "rk,rk->r", weights, values), dtype=np.float64)
 
 
-def _tally(a: Floats, b: Floats, blocks: Ints, count: int, statistic: Statistic) -> _Tally:
-    values = np.concatenate([a, b])
+def _tally(values: Floats, cells: Ints, count: int, statistic: Statistic) -> _Tally:
+    """`cells` gives each value's block; there are `count` of them, those of the first side first."""
     known = ~np.isnan(values)
-    values, cells = values[known], np.concatenate([blocks, blocks + count])[known]
+    values, cells = values[known], cells[known]
     if statistic.quantile is None:
-        sums = np.bincount(cells, weights=values, minlength=2 * count)
-        return _MeanTally(
-            np.asarray(sums, dtype=np.float64), np.bincount(cells, minlength=2 * count).astype(np.float64)
-        )
+        sums = np.bincount(cells, weights=values, minlength=count)
+        return _MeanTally(np.asarray(sums, dtype=np.float64), np.bincount(cells, minlength=count).astype(np.float64))
     grid = _grid(values, statistic.quantile)
     position = np.minimum(np.searchsorted(grid, values), len(grid) - 1)
-    histogram = np.bincount(position * 2 * count + cells, minlength=len(grid) * 2 * count)
-    ladder = np.cumsum(histogram.reshape(len(grid), 2 * count), axis=0, dtype=np.float64)
+    histogram = np.bincount(position * count + cells, minlength=len(grid) * count)
+    ladder = np.cumsum(histogram.reshape(len(grid), count), axis=0, dtype=np.float64)
     return _QuantileTally(statistic.quantile, grid, ladder)
 
 

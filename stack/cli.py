@@ -151,6 +151,56 @@ def simulate(
 
 
 @app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="Folder of the baseline run, as `bench --out` left it.")],
+    run_b: Annotated[Path, typer.Argument(help="Folder of the run to compare with it.")],
+    policy: Annotated[str, typer.Option(help="Policies to compare, by comma; default: all that both runs have.")] = "",
+    slo: Annotated[
+        list[str] | None, typer.Option(help="SLO document that says what goodput is; default: the runs' own.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Let a significant loss pass that is below so many percent.")
+    ] = 0.0,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Append the result to this file as Markdown, such as $GITHUB_STEP_SUMMARY.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say which figures of two runs differ, by how much, with what confidence; 1 when the second is worse.
+
+    Example: `prefixwatch compare results/baseline results/latest --tolerance 3`
+    """
+    from stack.compare_command import as_json as compared_json
+    from stack.compare_command import comparison_markdown, print_comparison, run_compare
+
+    result, exit_code = run_compare(run_a, run_b, _names(policy), slo or [], tolerance)
+    if markdown is not None:
+        with markdown.open("a", encoding="utf-8") as file:
+            file.write(comparison_markdown(result))
+    if as_json:
+        print(json.dumps(compared_json(result), indent=2))
+    else:
+        print_comparison(result, Console())
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run, as `bench --out` left it.")],
+    slo: Annotated[list[str] | None, typer.Option(help="SLO document to grade it on instead of the run's own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the new files; default: the run's.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Grade a finished run again from its request log, for instance on other SLOs, and write its report anew.
+
+    Example: `prefixwatch report results/latest --slo ttft --slo goodput`
+    """
+    from stack.report_command import run_report
+
+    _finish(*run_report(run, slo or [], out, Console(stderr=as_json)), as_json=as_json)
+
+
+@app.command()
 def up(
     config: Annotated[Path | None, typer.Option(help="prefixwatch.yaml; without it, 4 simulated engines.")] = None,
     host: Annotated[str | None, typer.Option(help="Address that router and exporter listen on.")] = None,

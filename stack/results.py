@@ -70,7 +70,7 @@ def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict
     write_fleet(folder / "fleet.parquet", runs.fleet)
     write_junit(folder / "junit.xml", summary)
     (folder / "summary.md").write_text(markdown_summary(summary), encoding="utf-8")
-    configuration = {**runs.again, "versions": versions(), "runs": runs.reports}
+    configuration = {**runs.again, "block_size": runs.block_size, "versions": versions(), "runs": runs.reports}
     (folder / "config.yaml").write_text(
         yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), encoding="utf-8"
     )

@@ -14,6 +14,7 @@ from loadgen.statistics import (
     MIN_BLOCKS,
     Statistic,
     compare_paired,
+    compare_unpaired,
     cut_blocks,
     holm,
     percentile,
@@ -28,14 +29,15 @@ REPEAT_OF_REQUEST = np.repeat(np.arange(REPEATS), REQUESTS)
 P95 = Statistic(0.95)
 
 
-def queue_waits(rng: np.random.Generator, *, slower: float = 1.0) -> tuple[Floats, Floats]:
+def queue_waits(rng: np.random.Generator, *, slower: float = 1.0, plans: int = 1) -> tuple[Floats, Floats]:
     """Waits plus service of two queues at half load, by comparison and request (Lindley's recursion).
 
     Both get the same arrivals and half of the same work in every repeat, as two policies on one plan do; the
-    second's service times are `slower` times as long. Neighbours correlate through the queue.
+    second's service times are `slower` times as long. Neighbours correlate through the queue. With `plans=REPEATS`
+    every repeat has a plan of its own.
     """
-    gaps = rng.exponential(1.0, (COMPARISONS, 1, REQUESTS))
-    planned = rng.exponential(0.5, (COMPARISONS, 1, REQUESTS))
+    gaps = rng.exponential(1.0, (COMPARISONS, plans, REQUESTS))
+    planned = rng.exponential(0.5, (COMPARISONS, plans, REQUESTS))
     sides = []
     for factor in (1.0, slower):
         service = factor * (planned + rng.exponential(0.5, (COMPARISONS, REPEATS, REQUESTS))) / 2
@@ -82,6 +84,35 @@ def test_a_true_difference_is_found(statistic: Statistic) -> None:
     detected = [r for r in found if r.p_value is not None and r.p_value < 0.05 and r.difference is not None]
     assert len(detected) >= 54
     assert all(r.difference is not None and r.difference < 0 for r in detected)
+
+
+@pytest.mark.parametrize("statistic", [MEAN, P95], ids=["mean", "p95"])
+def test_two_samples_of_the_same_queue_differ_about_as_rarely_as_they_say(statistic: Statistic) -> None:
+    """Runs of different plans: nothing pairs up, and each side's blocks are drawn for themselves."""
+    a, b = queue_waits(np.random.default_rng(12), plans=REPEATS)
+    other = np.roll(b, 1, axis=0)
+
+    found = [
+        compare_unpaired(a[i], other[i], REPEAT_OF_REQUEST, REPEAT_OF_REQUEST, statistic, seed=i, resamples=300)
+        for i in range(COMPARISONS)
+    ]
+
+    covered = np.mean([r.ci95 is not None and r.ci95[0] <= 0 <= r.ci95[1] for r in found])
+    announced = np.mean([r.p_value is not None and r.p_value < 0.05 for r in found])
+    assert 0.89 <= covered <= 0.99
+    assert announced <= 0.09
+
+
+def test_two_samples_of_different_lengths_show_a_true_difference() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.exponential(1, 900), rng.exponential(2, 400)
+
+    found = compare_unpaired(a, b, np.repeat([0, 1, 2], 300), np.repeat([0, 1], 200), P95)
+
+    assert found.difference == np.percentile(a, 95) - np.percentile(b, 95)
+    assert found.ci95 is not None
+    assert found.ci95[1] < 0
+    assert found.p_value == 1 / 2001
 
 
 def test_the_difference_is_that_of_the_exact_percentiles() -> None:

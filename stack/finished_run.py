@@ -1,0 +1,73 @@
+"""A run that is over, read back from its folder: its log, what it was graded on, and whether it can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import yaml
+
+from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from loadgen.records import read_request_table
+from loadgen.summary import RunFacts, Summary, read_summary
+from slo.document import load_objectives
+from slo.objective import Objective
+from stack.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """`configuration` is the content of config.yaml."""
+
+    folder: Path
+    log: pa.Table
+    summary: Summary
+    configuration: dict[str, Any]
+    objectives: list[Objective]
+
+    @property
+    def block_size(self) -> int:
+        return int(self.configuration.get("block_size", DEFAULT_BLOCK_SIZE))
+
+    def facts(self) -> RunFacts:
+        """What the log doesn't say, as the summary has it."""
+        kept = self.summary
+        return RunFacts(
+            scenario=kept.scenario,
+            engine=kept.engine,
+            workers=kept.workers,
+            policies=list(kept.policies),
+            block_size=self.block_size,
+            warm=bool(self.configuration.get("scenario", {}).get("warm")),
+            seeds=kept.seeds,
+            versions=kept.versions,
+            client_reasons=[
+                f"{report['policy']}: {reason}"
+                for report in self.configuration.get("runs", [])
+                for reason in report["reasons"]
+            ],
+        )
+
+
+def read_run(folder: Path, slo: Sequence[str] = ()) -> FinishedRun:
+    """What `bench` left in its --out folder; `slo` replaces the objectives that it was graded on.
+
+    Raises UsageError naming what is missing, and DocumentError for an SLO document.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder: give the --out folder of a bench")
+    try:
+        configuration = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        summary = read_summary(folder / "summary.json")
+        log = read_request_table(folder / "requests.parquet")
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename}: {error.strerror}: {folder} is not the folder of a finished bench"
+        ) from error
+    except ValueError as error:  # pydantic's is one, too
+        raise UsageError(f"{folder}: {error}") from error
+    names = list(slo) or configuration.get("scenario", {}).get("slo") or []
+    return FinishedRun(folder, log, summary, configuration, load_objectives(names))

@@ -1,0 +1,200 @@
+"""`prefixwatch compare` and `prefixwatch report`: on run folders as `bench` writes them, without an engine."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from loadgen.records import Outcome, RequestRecord
+from loadgen.scenario import load_scenario
+from slo.document import load_objectives
+from stack.compare_command import comparison_markdown, run_compare
+from stack.errors import UsageError
+from stack.report_command import run_report
+from stack.results import BenchRuns, write_results
+
+REQUESTS = 300
+
+
+def records(policy: str, *, seed: int, slower: float = 1.0, plan: int = 0, repeats: int = 2) -> list[RequestRecord]:
+    """Requests of one plan (`plan`), their TTFT drawn by `seed` around 100 ms × `slower`."""
+    rows = []
+    for repeat in range(repeats):
+        times = np.cumsum(np.random.default_rng((plan, repeat)).exponential(0.1, REQUESTS)).tolist()
+        waits = np.random.default_rng((seed, repeat)).lognormal(np.log(0.1 * slower), 0.3, REQUESTS).tolist()
+        rows += [
+            RequestRecord(
+                id=f"{policy}-{repeat}-{i}",
+                policy=policy,
+                repeat=repeat,
+                index=i,
+                phase="measured",
+                tenant="acme",
+                session=f"s{i}",
+                turn=0,
+                group="g0",
+                request_class="interactive",
+                scheduled_s=times[i],
+                sent_s=times[i],
+                first_token_s=times[i] + waits[i],
+                end_s=times[i] + waits[i] + 0.3,
+                outcome=Outcome.COMPLETED,
+                status=200,
+                planned_prompt_tokens=160,
+                planned_shared_tokens=128,
+                prompt_tokens=160,
+                cached_tokens=128,
+                output_tokens=16,
+                worker=f"w{i % 2}",
+            )
+            for i in range(REQUESTS)
+        ]
+    return rows
+
+
+def write_run(folder: Path, rows: list[RequestRecord], slo: tuple[str, ...] = ("ttft",), reason: str = "") -> Path:
+    scenario = load_scenario("shared-prefix").model_copy(update={"slo": list(slo)})
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    runs = BenchRuns(
+        scenario=scenario,
+        objectives=load_objectives(slo),
+        engine="simulated",
+        workers=2,
+        policies=policies,
+        seed=1,
+        again={"scenario": {"slo": list(slo)}},
+    )
+    report = {"seed": 1, "policy": policies[0], "reasons": [reason] if reason else []}
+    folder.mkdir()
+    runs.reports.append(report)
+    runs.records = rows
+    write_results(folder, runs, Console(file=io.StringIO()))
+    return folder
+
+
+def test_a_run_that_is_slower_on_the_same_plan_is_worse(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("cache_aware", seed=1))
+    b = write_run(tmp_path / "b", records("cache_aware", seed=2, slower=1.3))
+
+    result, code = run_compare(a, b, [], [], 0.0)
+
+    assert (result.verdict, code, result.paired) == ("worse", 1, True)
+    found = {c.metric: c for c in result.comparison}
+    assert found["ttft_p50_ms"].relative == pytest.approx(0.3, abs=0.06)
+    assert found["hit_tokens_mean"].difference == 0.0
+    assert "| TTFT p95, ms |" in comparison_markdown(result)
+
+
+def test_a_loss_within_the_tolerance_passes_the_gate(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("score", seed=1))
+    b = write_run(tmp_path / "b", records("score", seed=2, slower=1.3))
+
+    result, code = run_compare(a, b, [], [], 45.0)
+
+    assert (result.verdict, code) == ("same", 0)
+
+
+def test_two_runs_of_the_same_thing_show_no_difference(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("score", seed=1))
+    b = write_run(tmp_path / "b", records("score", seed=2))
+
+    result, code = run_compare(a, b, [], [], 0.0)
+
+    assert (result.verdict, code) == ("same", 0)
+
+
+def test_runs_of_different_plans_are_compared_as_two_samples(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("score", seed=1, plan=1))
+    b = write_run(tmp_path / "b", records("score", seed=2, plan=2, slower=0.6, repeats=3))
+
+    result, code = run_compare(a, b, [], [], 0.0)
+
+    assert (result.paired, result.verdict, code) == (False, "better", 0)
+
+
+def test_differently_named_policies_are_compared_when_each_run_has_one(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("round_robin", seed=1))
+    b = write_run(tmp_path / "b", records("cache_aware", seed=2, slower=0.5))
+
+    result, _ = run_compare(a, b, [], [], 0.0)
+
+    assert {(c.a, c.b) for c in result.comparison} == {("B cache_aware", "A round_robin")}
+    assert result.verdict == "better"
+
+
+def test_a_run_that_cannot_be_believed_decides_nothing(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("score", seed=1))
+    b = write_run(tmp_path / "b", records("score", seed=2, slower=2.0), reason="the client stalled")
+
+    result, code = run_compare(a, b, [], [], 0.0)
+
+    assert (result.verdict, code) == ("inconclusive", 3)
+    assert result.reasons == [f"{b}: score: the client stalled"]
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        (["oracle"], "has no policy 'oracle', only score"),
+        ([], "no policy is in both runs"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(tmp_path: Path, policies: list[str], message: str) -> None:
+    a = write_run(tmp_path / "a", records("score", seed=1))
+    two = records("round_robin", seed=1) + records("cache_aware", seed=2)
+    b = write_run(tmp_path / "b", two)
+
+    with pytest.raises(UsageError, match=message):
+        run_compare(a, b, policies, [], 0.0)
+
+
+def test_runs_graded_on_different_objectives_need_common_ones(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("score", seed=1))
+    b = write_run(tmp_path / "b", records("score", seed=2), slo=("availability",))
+
+    with pytest.raises(UsageError, match="name those to grade both on with --slo"):
+        run_compare(a, b, [], [], 0.0)
+
+    assert run_compare(a, b, [], ["availability"], 0.0)[0].verdict == "same"
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        run_compare(tmp_path / "none", tmp_path, [], [], 0.0)
+    with pytest.raises(UsageError, match=r"config\.yaml: No such file"):
+        run_compare(tmp_path, tmp_path, [], [], 0.0)
+
+
+def test_a_request_log_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", records("score", seed=1))
+    (run / "requests.parquet").write_text("id,policy\n", encoding="utf-8")
+
+    with pytest.raises(UsageError, match=r"requests\.parquet: not a readable Parquet file"):
+        run_compare(run, run, [], [], 0.0)
+
+
+def test_a_report_from_the_log_says_what_the_bench_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", records("score", seed=1), reason="the client stalled")
+    kept = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+
+    again, code = run_report(run, [], tmp_path / "again", Console(file=io.StringIO()))
+
+    assert again == kept
+    assert code == 3
+    assert (tmp_path / "again" / "report.html").stat().st_size > 100_000
+
+
+def test_a_report_can_be_graded_on_other_objectives(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", records("score", seed=1))
+
+    again, _ = run_report(run, ["availability"], tmp_path / "again", Console(file=io.StringIO()))
+
+    assert [o["name"] for o in again["policies"]["score"]["objectives"]] == ["availability"]
+    configuration = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    assert configuration["block_size"] == 16
