@@ -64,6 +64,11 @@ class Columns:
     tenant: Texts
     group: Texts
     request_class: Texts
+    gaps_ms: Floats
+    """Gaps between reads that brought content, of all requests, one after the other."""
+    gap_is_token: Bools
+    """Of each gap: its answer came token by token (as many reads as tokens), so that the gap is one token's latency.
+    Where a read holds several tokens the gap is a chunk's, and no inter-token latency can be told from it."""
 
     @classmethod
     def of(cls, log: RequestLog) -> Columns:
@@ -75,6 +80,8 @@ class Columns:
         sent, first, end = (_floats(table, name) for name in ("sent_s", "first_token_s", "end_s"))
         reported, planned = _floats(table, "prompt_tokens"), _floats(table, "planned_prompt_tokens")
         outcome = _texts(table, "outcome")
+        gaps = _Gaps.of(table)
+        tokens = _floats(table, "output_tokens")
         return cls(
             repeat=repeat,
             index=_ints(table, "index"),
@@ -82,7 +89,7 @@ class Columns:
             end=end,
             ttft=first - scheduled,
             wait=_waited(outcome, first, end, _last_times(repeat, scheduled, sent, first, end)) - scheduled,
-            tpot=_tpot(table, first, end),
+            tpot=_tpot(tokens, gaps, first, end),
             e2e=end - scheduled,
             lag=sent - scheduled,
             decision_us=_floats(table, "decision_us"),
@@ -99,6 +106,8 @@ class Columns:
             tenant=_texts(table, "tenant"),
             group=_texts(table, "group"),
             request_class=_texts(table, "request_class"),
+            gaps_ms=gaps.values_ms,
+            gap_is_token=(gaps.counts + 1 == tokens)[gaps.rows],
         )
 
     def __len__(self) -> int:
@@ -151,15 +160,26 @@ def _waited(outcome: Texts, first: Floats, end: Floats, last: Floats) -> Floats:
     return np.where(lost, np.where(np.isnan(end), last, end), first)
 
 
-def _tpot(table: pa.Table, first: Floats, end: Floats) -> Floats:
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """`chunk_gaps_ms` of all rows laid out flat: each gap with the row it belongs to, and how many each row has."""
+
+    values_ms: Floats
+    rows: Ints
+    counts: Floats
+
+    @classmethod
+    def of(cls, table: pa.Table) -> _Gaps:
+        lists = table["chunk_gaps_ms"].combine_chunks()
+        rows = np.asarray(pc.list_parent_indices(lists).to_numpy(zero_copy_only=False), dtype=np.int64)
+        values = np.asarray(pc.list_flatten(lists).to_numpy(zero_copy_only=False), dtype=np.float64)
+        return cls(values, rows, np.bincount(rows, minlength=len(table)).astype(np.float64))
+
+
+def _tpot(tokens: Floats, gaps: _Gaps, first: Floats, end: Floats) -> Floats:
     """As `RequestRecord.tpot_s`."""
-    gaps = table["chunk_gaps_ms"].combine_chunks()
-    counts = np.nan_to_num(pc.list_value_length(gaps).to_numpy(zero_copy_only=False).astype(np.float64))
-    parents = pc.list_parent_indices(gaps).to_numpy(zero_copy_only=False)
-    values = pc.list_flatten(gaps).to_numpy(zero_copy_only=False).astype(np.float64)
-    told = np.bincount(parents, values, len(table)) / 1e3
-    tokens = _floats(table, "output_tokens")
-    seconds = np.where(counts > 0, told, end - first)
+    told = np.bincount(gaps.rows, gaps.values_ms, len(tokens)) / 1e3
+    seconds = np.where(gaps.counts > 0, told, end - first)
     known = (tokens >= 2) & ~np.isnan(first) & ~np.isnan(end)
     return np.where(known, seconds / np.where(known, tokens - 1, 1.0), nan)
 

@@ -11,12 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from loadgen.columns import Columns
 from loadgen.grade import goodput, scheduled_rate
+from loadgen.resampling import MEAN, Statistic
 from loadgen.statistics import (
     CONFIDENCE,
-    MEAN,
     RESAMPLES,
     Difference,
-    Statistic,
     compare_paired,
     compare_unpaired,
     holm,

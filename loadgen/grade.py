@@ -16,7 +16,7 @@ from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from kvcache.prediction import PredictionCause
 from loadgen.columns import HIT, MISS, PARTIAL, Bools, Columns, Ints
 from loadgen.records import Outcome, RequestRecord
-from loadgen.statistics import percentile, wilson
+from loadgen.statistics import percentile, quantile_interval, wilson
 from slo.objective import Floats, Objective
 
 OVERLOADED_OVER_MEAN = 1.5
@@ -35,6 +35,14 @@ class Percentiles(Graded):
     p50: float | None
     p95: float | None
     p99: float | None
+
+
+class Interval(Graded):
+    """95 % limits of each percentile, from blocks of the run drawn anew; null with too few requests."""
+
+    p50: tuple[float, float] | None
+    p95: tuple[float, float] | None
+    p99: tuple[float, float] | None
 
 
 class RequestCounts(Graded):
@@ -113,6 +121,21 @@ class PolicyGrade(Graded):
     ttft_partial_ms: Percentiles
     ttft_miss_ms: Percentiles
     tpot_ms: Percentiles
+    ttft_ms_ci95: Interval | None = None
+    tpot_ms_ci95: Interval | None = None
+    ttft_from_send_ms: Percentiles | None = Field(
+        default=None, description="first token after the actual sending; ttft_ms counts from the scheduled time"
+    )
+    client_lag_ms: Percentiles | None = Field(default=None, description="sending after the scheduled time")
+    e2e_ms: Percentiles | None = Field(default=None, description="scheduled time to the end, completed requests")
+    itl_ms: Percentiles | None = Field(
+        default=None,
+        description="inter-token latency: gaps of answers that came token by token, so that a gap is a token's",
+    )
+    chunk_gap_ms: Percentiles | None = Field(
+        default=None,
+        description="gaps between reads that brought content, of all answers; a read may hold many tokens",
+    )
     samples: Samples
     prefix: PrefixGrade
     goodput_rps: float | None = Field(description="requests a second that met every objective of their class")
@@ -172,6 +195,13 @@ def grade_policy(
         ttft_partial_ms=_percentiles(by_class[PARTIAL]),
         ttft_miss_ms=_percentiles(by_class[MISS]),
         tpot_ms=_percentiles(columns.tpot * 1e3),
+        ttft_ms_ci95=_intervals(columns, columns.wait * 1e3),
+        tpot_ms_ci95=_intervals(columns, columns.tpot * 1e3),
+        ttft_from_send_ms=_percentiles((columns.ttft - columns.lag) * 1e3),
+        client_lag_ms=_percentiles(columns.lag * 1e3),
+        e2e_ms=_percentiles(columns.e2e[columns.completed] * 1e3),
+        itl_ms=_percentiles(columns.gaps_ms[columns.gap_is_token]),
+        chunk_gap_ms=_percentiles(columns.gaps_ms),
         samples=Samples(
             ttft=_known(columns.wait),
             ttft_hit=_known(by_class[HIT]),
@@ -352,6 +382,13 @@ def _covered(columns: Columns, objective: Objective) -> Bools:
 
 def _percentiles(values: Floats) -> Percentiles:
     return Percentiles(p50=percentile(values, 50), p95=percentile(values, 95), p99=percentile(values, 99))
+
+
+def _intervals(columns: Columns, values: Floats) -> Interval | None:
+    if np.isnan(values).all():
+        return None
+    limits = {q: quantile_interval(values, columns.repeat, q) for q in (0.5, 0.95, 0.99)}
+    return Interval(p50=limits[0.5], p95=limits[0.95], p99=limits[0.99])
 
 
 def _known(values: Floats) -> int:

@@ -28,10 +28,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from loadgen.resampling import MEAN, Statistic, tally_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,18 +44,6 @@ BLOCK_COUNTS = (32, 24, 18, 14, 12)
 MIN_BLOCKS = 10
 """Below this a sign-flip test can't become significant after correction, and no p-value is given."""
 MIN_BLOCK_REQUESTS = 5
-GRID_SIZE = 8192
-"""Values among which a resampled quantile is looked up; see `_grid`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Statistic:
-    """What is compared: the mean of the requests' values, or a quantile of them in (0, 1)."""
-
-    quantile: float | None = None
-
-
-MEAN = Statistic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +144,15 @@ def compare_paired(
     count = int(blocks[-1]) + 1
     if count < MIN_BLOCKS:
         return Difference(at_a, at_b, observed, None, None, pairs, count)
-    tally = _tally(np.concatenate([a, b]), np.concatenate([blocks, blocks + count]), 2 * count, statistic)
+    tally = tally_of(np.concatenate([a, b]), np.concatenate([blocks, blocks + count]), 2 * count, statistic)
     rng = np.random.default_rng(seed)
     drawn = _draw_blocks(rng, _repeat_of_blocks(repeats, blocks, count), resamples)
     none = np.zeros_like(drawn)
     hair = 1e-12 * max(abs(at_a), abs(at_b))  # what rounding makes of equal figures
-    resampled = tally.differences(np.hstack([drawn, none]), np.hstack([none, drawn]))
+    resampled = tally.values(np.hstack([drawn, none])) - tally.values(np.hstack([none, drawn]))
     ci95 = _limits(np.where(np.abs(resampled) <= hair, 0.0, resampled), count)
     keep = rng.integers(0, 2, size=(resamples, count)).astype(np.float64)
-    flipped = tally.differences(np.hstack([keep, 1 - keep]), np.hstack([1 - keep, keep]))
+    flipped = tally.values(np.hstack([keep, 1 - keep])) - tally.values(np.hstack([1 - keep, keep]))
     extreme = np.abs(flipped) >= abs(observed) - hair
     p_value = (1 + int(extreme.sum())) / (1 + resamples)
     return Difference(at_a, at_b, observed, ci95, p_value, pairs, count)
@@ -199,17 +188,33 @@ def compare_unpaired(
         return Difference(at_a, at_b, observed, None, None, size, fewest)
     count = a_count + b_count
     cells = np.concatenate([a_blocks, b_blocks + a_count])
-    tally = _tally(np.concatenate([a, b]), cells, count, statistic)
+    tally = tally_of(np.concatenate([a, b]), cells, count, statistic)
     rng = np.random.default_rng(seed)
     a_drawn = _draw_blocks(rng, _repeat_of_blocks(a_repeats, a_blocks, a_count), resamples)
     b_drawn = _draw_blocks(rng, _repeat_of_blocks(b_repeats, b_blocks, b_count), resamples)
     a_none, b_none = np.zeros_like(a_drawn), np.zeros_like(b_drawn)
     hair = 1e-12 * max(abs(at_a), abs(at_b))
-    resampled = tally.differences(np.hstack([a_drawn, b_none]), np.hstack([a_none, b_drawn]))
+    resampled = tally.values(np.hstack([a_drawn, b_none])) - tally.values(np.hstack([a_none, b_drawn]))
     ci95 = _limits(np.where(np.abs(resampled) <= hair, 0.0, resampled), fewest)
     dealt = (rng.random((resamples, count)).argsort(axis=1) < a_count).astype(np.float64)
-    extreme = np.abs(tally.differences(dealt, 1 - dealt)) >= abs(observed) - hair
+    extreme = np.abs(tally.values(dealt) - tally.values(1 - dealt)) >= abs(observed) - hair
     return Difference(at_a, at_b, observed, ci95, (1 + int(extreme.sum())) / (1 + resamples), size, fewest)
+
+
+def quantile_interval(
+    values: Floats, repeats: Ints, quantile: float, *, seed: int = 0, resamples: int = RESAMPLES // 4
+) -> tuple[float, float] | None:
+    """95 % interval of one run's own quantile, by drawing its blocks anew; None with fewer than `MIN_BLOCKS`."""
+    statistic = Statistic(quantile)
+    level = _observe(values, statistic)
+    if level is None:
+        return None
+    blocks = independent_blocks((values > level).astype(np.float64), repeats)
+    count = int(blocks[-1]) + 1
+    if count < MIN_BLOCKS:
+        return None
+    drawn = _draw_blocks(np.random.default_rng(seed), _repeat_of_blocks(repeats, blocks, count), resamples)
+    return _limits(tally_of(values, blocks, count, statistic).values(drawn), count)
 
 
 def _observe(values: Floats, statistic: Statistic) -> float | None:
@@ -261,85 +266,3 @@ def _student_t(degrees: int) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
     )
-
-
-class _Tally(Protocol):
-    """The values of all blocks, summed up so that thousands of resamples cost little."""
-
-    def differences(self, a: Floats, b: Floats) -> Floats:
-        """The statistic with weights `a` minus that with weights `b`, by resample.
-
-        Weights (resamples × blocks of both sides) say how often each block is in.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _MeanTally:
-    sums: Floats
-    counts: Floats
-
-    def differences(self, a: Floats, b: Floats) -> Floats:
-        return self._means(a) - self._means(b)
-
-    def _means(self, weights: Floats) -> Floats:
-        with np.errstate(invalid="ignore"):
-            return np.asarray(_dot(weights, self.sums) / _dot(weights, self.counts), dtype=np.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class _QuantileTally:
-    quantile: float
-    grid: Floats
-    ladder: Floats
-    """Values of each block at or below each grid value: grid × blocks of both sides."""
-
-    def differences(self, a: Floats, b: Floats) -> Floats:
-        return self._quantiles(a) - self._quantiles(b)
-
-    def _quantiles(self, weights: Floats) -> Floats:
-        counts = _dot(weights, self.ladder[-1])
-        rank = (counts - 1) * self.quantile
-        below = np.floor(rank)
-        low = self._values_at(weights, below)
-        high = self._values_at(weights, np.minimum(below + 1, counts - 1))
-        return np.where(counts > 0, low + (high - low) * (rank - below), np.nan)
-
-    def _values_at(self, weights: Floats, rank: Floats) -> Floats:
-        """The value at this rank, counted from 0, of each resample: all of them bisect the grid in step."""
-        first, last = np.zeros(len(rank), dtype=np.int64), np.full(len(rank), len(self.grid) - 1)
-        for _ in range(len(self.grid).bit_length()):
-            middle = (first + last) // 2
-            reached = _dot(weights, self.ladder[middle]) > rank
-            last = np.where(reached, middle, last)
-            first = np.where(reached, first, np.minimum(middle + 1, last))
-        return np.asarray(self.grid[last], dtype=np.float64)
-
-
-def _dot(weights: Floats, values: Floats) -> Floats:
-    """Row by row; not BLAS, whose threads would fight over the machine that is being measured."""
-    return np.asarray(np.einsum("rk,k->r" if values.ndim == 1 else "rk,rk->r", weights, values), dtype=np.float64)
-
-
-def _tally(values: Floats, cells: Ints, count: int, statistic: Statistic) -> _Tally:
-    """`cells` gives each value's block; there are `count` of them, those of the first side first."""
-    known = ~np.isnan(values)
-    values, cells = values[known], cells[known]
-    if statistic.quantile is None:
-        sums = np.bincount(cells, weights=values, minlength=count)
-        return _MeanTally(np.asarray(sums, dtype=np.float64), np.bincount(cells, minlength=count).astype(np.float64))
-    grid = _grid(values, statistic.quantile)
-    position = np.minimum(np.searchsorted(grid, values), len(grid) - 1)
-    histogram = np.bincount(position * count + cells, minlength=len(grid) * count)
-    ladder = np.cumsum(histogram.reshape(len(grid), count), axis=0, dtype=np.float64)
-    return _QuantileTally(statistic.quantile, grid, ladder)
-
-
-def _grid(values: Floats, quantile: float) -> Floats:
-    """The distinct values, thinned when they are too many: half of the grid over all ranks, half near the quantile."""
-    distinct = np.unique(values)
-    if len(distinct) <= GRID_SIZE:
-        return distinct
-    near = np.clip(np.linspace(quantile - 0.03, quantile + 0.03, GRID_SIZE // 2), 0, 1)
-    ranks = np.concatenate([np.linspace(0, 1, GRID_SIZE // 2), near]) * (len(distinct) - 1)
-    return np.asarray(distinct[np.unique(ranks.round().astype(np.int64))], dtype=np.float64)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.columns import Columns
-from loadgen.grade import PolicyGrade, grade, grade_hotspot
+from loadgen.grade import Percentiles, PolicyGrade, grade, grade_hotspot
 from loadgen.records import Outcome, RequestRecord
 from slo.document import load_objectives
 from slo.objective import Condition, Objective, RequestField, TimeWindow
@@ -267,3 +267,30 @@ def test_no_request_is_ever_lost(rows: list[tuple[Outcome, float | None]]) -> No
     assert parts == counts.scheduled == len(records)
     assert graded.goodput_ratio is not None
     assert graded.goodput_ratio <= counts.completed / counts.scheduled
+
+
+def test_a_gap_of_several_tokens_is_no_inter_token_latency(make_record: MakeRecord) -> None:
+    """inference-perf printed an ITL median of 0.0 at a true 20 ms when chunks held three tokens."""
+    by_token = make_record(index=0, output_tokens=4, chunk_gaps_ms=[20.0, 20.0, 20.0])
+    by_three = make_record(index=1, output_tokens=10, chunk_gaps_ms=[60.0, 60.0, 60.0])
+
+    grade = only([by_token, by_three])
+
+    assert grade.itl_ms == Percentiles(p50=20.0, p95=20.0, p99=20.0)
+    assert grade.chunk_gap_ms is not None
+    assert grade.chunk_gap_ms.p99 == 60.0
+    assert grade.tpot_ms.p50 == pytest.approx(20.0)
+
+
+def test_ttft_counts_from_the_schedule_and_the_client_s_own_part_is_shown(make_record: MakeRecord) -> None:
+    record = make_record(scheduled_s=1.0, sent_s=1.02, first_token_s=1.1, end_s=1.4)
+
+    grade = only([record])
+
+    assert grade.ttft_ms.p50 == pytest.approx(100.0)
+    assert grade.ttft_from_send_ms is not None
+    assert grade.client_lag_ms is not None
+    assert grade.e2e_ms is not None
+    assert grade.ttft_from_send_ms.p50 == pytest.approx(80.0)
+    assert grade.client_lag_ms.p50 == pytest.approx(20.0)
+    assert grade.e2e_ms.p50 == pytest.approx(400.0)

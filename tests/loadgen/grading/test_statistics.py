@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.resampling import MEAN, Statistic
 from loadgen.statistics import (
-    MEAN,
     MIN_BLOCK_REQUESTS,
     MIN_BLOCKS,
-    Statistic,
     compare_paired,
     compare_unpaired,
     cut_blocks,
     holm,
     percentile,
+    quantile_interval,
     wilson,
 )
 
@@ -84,6 +84,16 @@ def test_a_true_difference_is_found(statistic: Statistic) -> None:
     detected = [r for r in found if r.p_value is not None and r.p_value < 0.05 and r.difference is not None]
     assert len(detected) >= 54
     assert all(r.difference is not None and r.difference < 0 for r in detected)
+
+
+def test_the_interval_of_the_p95_of_one_run_covers_the_true_one_about_as_often_as_it_says() -> None:
+    """250 runs of one queue; the truth is the p95 of all of them together."""
+    runs, _ = queue_waits(np.random.default_rng(13), plans=REPEATS)
+    truth = np.percentile(runs, 95)
+
+    found = [quantile_interval(run, REPEAT_OF_REQUEST, 0.95, seed=i, resamples=300) for i, run in enumerate(runs)]
+
+    assert 0.85 <= np.mean([limits is not None and limits[0] <= truth <= limits[1] for limits in found]) <= 0.99
 
 
 @pytest.mark.parametrize("statistic", [MEAN, P95], ids=["mean", "p95"])
