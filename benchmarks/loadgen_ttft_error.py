@@ -119,8 +119,8 @@ async def aiohttp_client(url: str, streams: int, seconds: float) -> tuple[list[A
     return answers, cpu
 
 
-def run_client(name: str, url: str, streams: int, seconds: float) -> dict[str, float]:
-    """Run one client in this process and sum it up."""
+def run_client(name: str, url: str, streams: int, seconds: float, stamps: Path | None = None) -> dict[str, float]:
+    """Run one client in this process and sum it up; `stamps` gets (sent, first token) of every answer."""
     start = time.monotonic()
     if name == "loadgen":
         answers, cpu = gevent_client(url, streams, seconds)
@@ -128,6 +128,8 @@ def run_client(name: str, url: str, streams: int, seconds: float) -> dict[str, f
         import uvloop  # noqa: PLC0415, not for the gevent process
 
         answers, cpu = uvloop.run(aiohttp_client(url, streams, seconds))
+    if stamps is not None:
+        stamps.write_text(json.dumps([(answer.sent, answer.first_token) for answer in answers]))
     begin, end = start + WARM_SECONDS, start + WARM_SECONDS + seconds
     chunks = CHUNKS * sum(begin <= answer.end <= end for answer in answers)
     p50, p99 = np.quantile([answer.error_ms for answer in answers if answer.sent >= begin], (0.5, 0.99))
@@ -177,9 +179,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="measured time a client and level")
     parser.add_argument("--client", choices=("loadgen", "aiohttp"), help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
+    parser.add_argument("--stamps", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:
-        print(json.dumps(run_client(options.client, options.url, options.streams[0], options.seconds)))
+        print(json.dumps(run_client(options.client, options.url, options.streams[0], options.seconds, options.stamps)))
     else:
         compare(options.streams, options.seconds)
 
