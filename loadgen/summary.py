@@ -21,6 +21,7 @@ from loadgen.columns import Columns, RequestLog
 from loadgen.comparison import Comparison, compare_policies
 from loadgen.grade import ObjectiveGrade, PolicyGrade, grade_policy
 from loadgen.records import table_of
+from loadgen.steady_state import notes
 from loadgen.validity import invalid_reasons
 from loadgen.wording import change, number, percent
 from slo.objective import Objective
@@ -75,6 +76,9 @@ class Summary(BaseModel):
     policies: dict[str, PolicyGrade]
     comparison: list[Comparison]
     validity: Validity
+    notes: list[str] = Field(
+        default=[], description="what to know before comparing percentiles: warm-up, a queue that kept growing"
+    )
     verdict: Verdict
 
     def to_json(self) -> str:
@@ -112,6 +116,7 @@ def build_summary(log: RequestLog, objectives: Sequence[Objective], facts: RunFa
         policies=policies,
         comparison=compare_policies(columns, objectives, seed=seed),
         validity=Validity(valid=not reasons, reasons=reasons),
+        notes=[note for name, own in columns.items() for note in notes(name, own)],
         verdict=_verdict(policies, valid=not reasons),
     )
 
@@ -155,6 +160,7 @@ def judged_policies(summary: Summary) -> dict[str, PolicyGrade]:
 def verdict_sentence(summary: Summary) -> str:
     """What the run found, for people: a line a policy, then the verdict and why."""
     lines = [_policy_line(summary, name, own) for name, own in judged_policies(summary).items()]
+    lines += [f"Note: {note}" for note in summary.notes]
     return "\n".join([*lines, f"Verdict: {summary.verdict.upper()}{_why(summary)}"])
 
 

@@ -104,7 +104,7 @@ def test_without_shared_prefixes_no_gain_is_announced(make_log: MakeLog) -> None
 
 
 def test_the_sentence_says_how_much_and_how_surely(summary: Summary) -> None:
-    line, verdict = verdict_sentence(summary).splitlines()
+    line, *_, verdict = verdict_sentence(summary).splitlines()
 
     ttft = compared(summary, "ttft_p95_ms")
     assert ttft.ci95 is not None
