@@ -6,178 +6,135 @@ A page that is asked for shows the last scrapes; asking never scrapes, so a slow
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from html import escape
 
 from aiohttp import web
 
-from exporters.catalogue import Catalogue, shipped_catalogue
+from documents import DocumentError
 from exporters.config import ExporterConfig, split_listen
 from exporters.errors import ExporterError
-from exporters.fleet_api import fleet_document
-from exporters.kv_events import KvEventWatcher
+from exporters.exporter import Exporter
 from exporters.metrics_text import render
-from exporters.scrape import Scrape, Scraper
-from exporters.source import Source
-from exporters.target import Target
+from exporters.pages import web_app
+from exporters.redact import shown_url
+from exporters.web_config import WebSecurity
+
+_log = logging.getLogger("prefixwatch.exporter")
+
+_CERTIFICATES_EVERY_SECONDS = 30.0
 
 
-class Exporter:
-    """All targets and the tasks that keep them up to date."""
+class Reloader:
+    """Takes a new configuration when it is a good one, and goes on with the old one when it isn't."""
 
-    def __init__(self, config: ExporterConfig, catalogue: Catalogue | None = None) -> None:
-        self.config = config
-        self.targets = [Target(target, config, catalogue or shipped_catalogue()) for target in config.targets]
-        self.sources: list[Source] = []
-        """What is known beside the scraped pages, in order of trust."""
-        self.url = ""
-        """Where it listens; empty before it does."""
-        self._scraper: Scraper | None = None
-        self._loops: list[asyncio.Task[None]] = []
-        self._watchers: list[KvEventWatcher] = []
+    def __init__(
+        self, exporter: Exporter, load: Callable[[], ExporterConfig] | None, security: WebSecurity | None
+    ) -> None:
+        self._exporter = exporter
+        self._load = load
+        self._security = security
+        self._turn = asyncio.Lock()
 
-    @property
-    def ready(self) -> bool:
-        """Every target was scraped at least once, well or not."""
-        return all(target.health.scrapes for target in self.targets)
+    async def reload(self) -> str:
+        """Read the files again; what was wrong, empty when the new configuration is in use."""
+        async with self._turn:
+            problem = await self._try()
+        self._exporter.service.reload_problem = problem
+        if problem:
+            _log.error("reload refused, the old configuration stays in use", extra={"problem": problem})
+        else:
+            _log.info("configuration reloaded", extra={"targets": len(self._exporter.targets)})
+        return problem
 
-    async def open(self) -> None:
-        self._scraper = Scraper(self.config.timeout_seconds, self.config.limits.body_bytes)
+    async def keep_certificates_fresh(self) -> None:
+        """Take the web configuration and its certificates again when they change: nobody reloads for a renewal."""
+        while self._security:
+            await asyncio.sleep(_CERTIFICATES_EVERY_SECONDS)
+            if await asyncio.to_thread(self._security.changed):
+                await self.reload()
 
-    async def close(self) -> None:
-        """Stop scraping and let go of all connections."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        for watcher in self._watchers:
-            await watcher.stop()
-        if self._scraper:
-            await self._scraper.close()
-
-    async def fetch(self, target: Target) -> Scrape:
-        """Fetch one target's page now, and do nothing with it."""
-        assert self._scraper is not None
-        return await self._scraper.fetch(target.config.url)
-
-    async def scrape(self, target: Target) -> None:
-        """Scrape one target now."""
-        target.ingest(await self.fetch(target), time.monotonic())
-        if target.config.kv_events and target.kv_events is None and target.numbers:
-            self._watch_kv_events(target, target.config.kv_events, target.numbers.block_size_tokens)
-
-    async def scrape_all(self) -> None:
-        """Scrape every target once, all at the same time."""
-        await asyncio.gather(*(self.scrape(target) for target in self.targets))
-
-    def keep_scraping(self) -> None:
-        """Scrape every target at the configured interval from now on, spread over it; one at a time per target."""
-        for position, target in enumerate(self.targets):
-            delay = self.config.interval_seconds * position / len(self.targets)
-            self._loops.append(asyncio.create_task(self._loop(target, delay), name=f"scrape {target.name}"))
-
-    async def _loop(self, target: Target, first_in_seconds: float) -> None:
-        due = time.monotonic() + first_in_seconds
-        await self.scrape(target)
-        while True:
-            now = time.monotonic()
-            while due <= now:  # ticks that passed while a slow scrape was running are left out
-                due += self.config.interval_seconds
-            await asyncio.sleep(due - now)
-            await self.scrape(target)
-
-    def _watch_kv_events(self, target: Target, endpoint: str, block_size_tokens: float | None) -> None:
-        """Blocks are counted in the engine's own size, so its first scrape is waited for."""
-        size = int(block_size_tokens) if block_size_tokens else None
-        watcher = KvEventWatcher(target.name, endpoint, target.config.kv_replay, size)
-        watcher.start()
-        target.kv_events = watcher
-        self._watchers.append(watcher)
-
-
-def web_app(exporter: Exporter) -> web.Application:
-    """The HTTP face of an exporter."""
-
-    async def metrics(request: web.Request) -> web.Response:
-        body, content_type = render(exporter.targets, request.headers.get("Accept", ""), exporter.sources)
-        return web.Response(body=body, headers={"Content-Type": content_type})
-
-    async def fleet(_: web.Request) -> web.Response:
-        return web.json_response(fleet_document(exporter.targets, time.monotonic(), exporter.sources))
-
-    async def healthy(_: web.Request) -> web.Response:
-        return web.Response(text="healthy\n")
-
-    async def ready(_: web.Request) -> web.Response:
-        if exporter.ready:
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text="not ready: some targets have not been scraped yet\n")
-
-    async def index(_: web.Request) -> web.Response:
-        return web.Response(text=_index_page(exporter), content_type="text/html")
-
-    app = web.Application()
-    app.add_routes(
-        [
-            web.get("/", index),
-            web.get("/metrics", metrics),
-            web.get("/api/v1/fleet", fleet),
-            web.get("/-/healthy", healthy),
-            web.get("/-/ready", ready),
-        ]
-    )
-    return app
-
-
-def _index_page(exporter: Exporter) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(target.name)}</td><td>{escape(target.system.title if target.system else 'unknown')}</td>"
-        f"<td>{escape('up' if target.up else f'{target.reason}: {target.detail}')}</td></tr>"
-        for target in exporter.targets
-    )
-    return (
-        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>prefixwatch exporter</title></head><body>"
-        "<h1>prefixwatch exporter</h1><ul><li><a href='/metrics'>metrics</a></li>"
-        "<li><a href='/api/v1/fleet'>fleet (JSON)</a></li><li><a href='/-/ready'>ready</a></li></ul>"
-        f"<table><tr><th>target</th><th>system</th><th>state</th></tr>{rows}</table></body></html>"
-    )
+    async def _try(self) -> str:
+        try:
+            config = await asyncio.to_thread(self._load) if self._load else self._exporter.config
+            prepared = await asyncio.to_thread(self._security.prepare) if self._security else None
+            await self._exporter.reconfigure(config)
+            if self._security and prepared:
+                self._security.use(prepared)
+        except (DocumentError, ExporterError) as error:
+            return str(error)
+        return ""
 
 
 @asynccontextmanager
-async def running(config: ExporterConfig) -> AsyncIterator[Exporter]:
+async def running(
+    config: ExporterConfig,
+    load: Callable[[], ExporterConfig] | None = None,
+    security: WebSecurity | None = None,
+) -> AsyncIterator[Exporter]:
     """An exporter that scrapes and serves until the block ends; its address is `exporter.url`.
 
-    Raises ExporterError when the address can't be listened on.
+    `load` gives the configuration again for a reload. Raises ExporterError when the address can't be listened on.
     """
+    async with _running(config, load, security) as (exporter, _):
+        yield exporter
+
+
+@asynccontextmanager
+async def _running(
+    config: ExporterConfig, load: Callable[[], ExporterConfig] | None, security: WebSecurity | None
+) -> AsyncIterator[tuple[Exporter, Reloader]]:
     exporter = Exporter(config)
-    runner = web.AppRunner(web_app(exporter), access_log=None)
+    reloader = Reloader(exporter, load, security)
+    runner = web.AppRunner(web_app(exporter, reloader.reload, security), access_log=None)
+    renewals = asyncio.create_task(reloader.keep_certificates_fresh(), name="certificates")
     try:
         await exporter.open()
         await runner.setup()
-        host, port = split_listen(config.listen)
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise ExporterError(f"can't listen on {config.listen}: {why}; choose another --listen HOST:PORT") from error
-        bound_host, bound_port = runner.addresses[0][:2]
-        exporter.url = (
-            f"http://[{bound_host}]:{bound_port}" if ":" in bound_host else f"http://{bound_host}:{bound_port}"
-        )
+        exporter.url = await _listen(runner, config.listen, security)
         exporter.keep_scraping()
-        yield exporter
+        yield exporter, reloader
     finally:
+        renewals.cancel()
+        await asyncio.gather(renewals, return_exceptions=True)
         await exporter.close()
         await runner.cleanup()
 
 
-async def serve(config: ExporterConfig, ready: Callable[[str], None] | None = None) -> None:
-    """Scrape and serve until cancelled; `ready` is told the address once it is listened on.
+async def _listen(runner: web.AppRunner, listen: str, security: WebSecurity | None) -> str:
+    """The address as a URL, with the port that was given by the system if none was asked for."""
+    tls = security.tls if security else None
+    host, port = split_listen(listen)
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ExporterError(f"can't listen on {listen}: {why}; choose another --listen HOST:PORT") from error
+    bound_host, bound_port = runner.addresses[0][:2]
+    return f"{'https' if tls else 'http'}://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
+
+
+async def serve(
+    config: ExporterConfig,
+    ready: Callable[[str], None] | None = None,
+    load: Callable[[], ExporterConfig] | None = None,
+    security: WebSecurity | None = None,
+) -> None:
+    """Scrape and serve until cancelled; `ready` is told the address once it is listened on. SIGHUP reloads.
 
     Raises ExporterError when it can't be.
     """
-    async with running(config) as exporter:
+    reloads: set[asyncio.Task[str]] = set()
+    async with _running(config, load, security) as (exporter, reloader):
+
+        def reload() -> None:
+            task = asyncio.create_task(reloader.reload(), name="reload")
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         if ready:
             ready(exporter.url)
         await asyncio.Event().wait()
@@ -189,12 +146,12 @@ async def once(config: ExporterConfig) -> tuple[str, list[str]]:
     try:
         await exporter.open()
         await exporter.scrape_all()
-        text = render(exporter.targets)[0].decode()
+        text = render(exporter.targets, "", exporter.sources, exporter.departed.holders())[0].decode()
     finally:
         await exporter.close()
     failed = [
-        f"target {target.name} ({target.config.url}): {target.reason}: {target.detail}"
+        f"target {target.name} ({shown_url(target.config.url)}): {target.reason}: {target.detail}"
         for target in exporter.targets
         if not target.up
     ]
-    return text, failed
+    return text, failed + exporter.service.document(0.0)["problems"]

@@ -2,6 +2,8 @@
 
 A signal has *sources* in order of preference. The first source of which at least one family is in a target's
 text is taken and the others are ignored: a deprecated twin next to the current name is never counted twice.
+
+A system of one's own is a further file of the same form, in a folder that the configuration names.
 """
 
 from __future__ import annotations
@@ -9,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+import documents
 from exporters.errors import ExporterError
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
-Role = Literal["engine", "router", "cache"]
+Role = Literal["engine", "router", "cache", "transfer", "gpu"]
 
 _SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "counter": ("",),
@@ -75,6 +78,17 @@ class Family(_Strict):
     """Canonical labels, besides the signal's own."""
     only: Mapping[str, str] = Field(default_factory=dict)
     """Take only samples whose own labels have these values; a label that a sample lacks counts as empty."""
+    buckets_from: str | None = None
+    """For a histogram that is written as a counter: its label with the range, such as `5-10ms`. Each count is then of
+    that range alone, and no sum is known."""
+
+    def sample_names(self, kind: Kind) -> tuple[str, ...]:
+        """The names that its samples have on the page."""
+        return (self.name,) if self.buckets_from else tuple(self.name + suffix for suffix in _SUFFIXES[kind])
+
+    def marker(self, kind: Kind) -> str:
+        """The sample name by which its presence is told."""
+        return self.name if kind != "histogram" or self.buckets_from else f"{self.name}_count"
 
 
 class Source(_Strict):
@@ -95,6 +109,13 @@ class Signal(_Strict):
     required: bool = False
     """A target of this system without it is flagged `missing_family`."""
     notes: str = ""
+
+    @model_validator(mode="after")
+    def _ranges_only_in_histograms(self) -> Self:
+        families = [family.name for source in self.sources for family in source.families if family.buckets_from]
+        if families and self.kind != "histogram":
+            raise ValueError(f"'buckets_from' of {families[0]} is for histograms, and this signal is a {self.kind}")
+        return self
 
 
 class VersionRule(_Strict):
@@ -135,11 +156,11 @@ class System(_Strict):
     def wanted_names(self) -> frozenset[str]:
         """Every sample name that any signal or the version may be read from."""
         names = {
-            family.name + suffix
+            name
             for signal in self.signals.values()
             for source in signal.sources
             for family in source.families
-            for suffix in _SUFFIXES[signal.kind]
+            for name in family.sample_names(signal.kind)
         }
         if self.version_label:
             names.add(self.version_label.family)
@@ -164,22 +185,17 @@ def _has_any(names: frozenset[str], patterns: Iterable[str]) -> bool:
 
 
 def parse_system(text: str, origin: str) -> System:
-    """One catalogue file's content. Raises ExporterError naming `origin` and the field that is wrong."""
-    try:
-        return System.model_validate(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise ExporterError(f"{origin}: not valid YAML: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise ExporterError(f"{origin}: {where}: {first['msg']}") from error
+    """One catalogue file's content. Raises DocumentError with `origin`, the line and the key of each mistake."""
+    return documents.parse(text, System, name=origin)
 
 
 class Catalogue:
-    """All known systems."""
+    """All known systems; where two match a text, or have the same name, the earlier one stands."""
 
     def __init__(self, systems: Iterable[System]) -> None:
-        self._systems = {system.system: system for system in systems}
+        self._systems: dict[str, System] = {}
+        for system in systems:
+            self._systems.setdefault(system.system, system)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -194,7 +210,11 @@ class Catalogue:
 
     def detect(self, names: frozenset[str]) -> System | None:
         """The system that exposes these metric names, or None."""
-        return next((system for system in self._systems.values() if system.matches(names)), None)
+        return next(iter(self.matching(names)), None)
+
+    def matching(self, names: frozenset[str]) -> list[System]:
+        """All systems that a text with these names could be of."""
+        return [system for system in self._systems.values() if system.matches(names)]
 
 
 @cache
@@ -203,3 +223,20 @@ def shipped_catalogue() -> Catalogue:
     folder = files("exporters") / "catalogue"
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return Catalogue(parse_system(entry.read_text("utf-8"), f"exporters/catalogue/{entry.name}") for entry in found)
+
+
+def load_catalogue(folder: Path | None) -> Catalogue:
+    """The shipped systems and those of a folder, which come first: a file there may replace a shipped one.
+
+    Raises ExporterError when the folder can't be read, DocumentError when a file in it is wrong.
+    """
+    shipped = shipped_catalogue()
+    if folder is None:
+        return shipped
+    if not folder.is_dir():
+        raise ExporterError(f"catalogue folder {folder}: there is no such folder")
+    found = sorted({*folder.glob("*.yaml"), *folder.glob("*.yml")})
+    if not found:
+        raise ExporterError(f"catalogue folder {folder}: there is no *.yaml in it")
+    own = [documents.load(path, System) for path in found]
+    return Catalogue([*own, *(shipped.get(name) for name in shipped.names)])

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
+from exporters.client_config import ClientConfig, Duration, Strict
+from exporters.discovery.config import ScrapeConfig
 from exporters.errors import ExporterError
+from exporters.logs import LogFormat, LogLevel
+from exporters.otlp_config import OtlpConfig
+from exporters.prefix_names import NamedPrefix
+from exporters.probe_config import ProbeConfig
+from exporters.request_settings import Pricing, RequestSettings
+
+Settings = TypeVar("Settings", bound="ExporterSettings")
 
 DEFAULT_LISTEN = "127.0.0.1:9477"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TargetConfig(_Strict):
+class TargetConfig(ClientConfig):
     """One endpoint to scrape."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, description="what the target is called in all metrics")
     url: str
     """The metrics page; `/metrics` is added to an address without a path."""
     system: str | None = None
     """The catalogue's name for it; told from the text when not given."""
+    model: str | None = Field(default=None, description="the model's name where the system doesn't know it")
+    ranks: int | None = Field(
+        default=None, gt=0, description="how many GPU processes should report on this page; fewer raise ranks_missing"
+    )
     kv_events: str | None = None
     """Where its KV events come from: tcp://host:5557 to connect to a publisher, tcp://*:5557 to be connected to."""
     kv_replay: str | None = None
     """Where the engine sends past KV events again, e.g. tcp://host:5558."""
+    zone: str = Field(default="", description="where the worker stands, to tell placements and sessions that leave it")
+    node: str = Field(default="", description="the machine it runs on")
+    labels: dict[str, str] = Field(default={}, description="what discovery knows of it; shown in the fleet API")
 
     @field_validator("url")
     @classmethod
@@ -42,6 +54,8 @@ class TargetConfig(_Strict):
             raise ValueError(f"'{url}' is not a URL: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
             raise ValueError(f"'{url}' is not an http(s) URL such as http://host:8000/metrics")
+        if parts.username or parts.password:
+            raise ValueError("the URL holds a user name or password: put them into basic_auth of a configuration file")
         return parts._replace(path=parts.path if parts.path.strip("/") else "/metrics").geturl()
 
     @field_validator("kv_events", "kv_replay")
@@ -52,26 +66,53 @@ class TargetConfig(_Strict):
         return endpoint
 
 
-class Limits(_Strict):
-    """What one target may cost, whatever it sends."""
+class Limits(Strict):
+    """What targets may cost, whatever they send."""
 
-    body_bytes: Annotated[int, Field(gt=0)] = 16 * 1024 * 1024
-    samples: Annotated[int, Field(gt=0)] = 20_000
-    """Samples of wanted families on one page."""
-    label_values: Annotated[int, Field(gt=0)] = 100
-    """Distinct values of one label of one target; later ones count as `other`."""
+    body_bytes: int = Field(default=16 * 1024 * 1024, gt=0, description="bytes of one target's page")
+    total_body_bytes: int = Field(
+        default=256 * 1024 * 1024, gt=0, description="bytes of all pages that are being received at a time"
+    )
+    samples: int = Field(default=20_000, gt=0, description="samples of wanted families on one page")
+    lines: int = Field(default=200_000, gt=0, description="lines on one page, wanted or not")
+    label_values: int = Field(
+        default=100, gt=0, description="distinct values of one label of one target; later ones count as `other`"
+    )
+    label_value_bytes: int = Field(
+        default=4096, gt=0, description="length of a label's value; a series with a longer one is left out"
+    )
+    targets: int = Field(default=5_000, gt=0, description="targets in all; those found beyond it are not scraped")
 
 
-class ExporterConfig(_Strict):
-    """Everything the exporter needs to run."""
+class ExporterSettings(Strict):
+    """The `exporter` section of prefixwatch.yaml."""
 
-    targets: tuple[TargetConfig, ...] = Field(min_length=1)
-    listen: str = DEFAULT_LISTEN
-    interval_seconds: Annotated[float, Field(gt=0)] = 5.0
-    timeout_seconds: Annotated[float, Field(gt=0)] = 4.0
-    window_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Rates and ratios are taken over this long, or over the two newest scrapes if they're further apart."""
-    limits: Limits = Limits()
+    targets: tuple[TargetConfig, ...] = Field(default=(), description="scraped beside the engines of fleet.targets")
+    scrape_configs: tuple[ScrapeConfig, ...] = Field(default=(), description="where further targets are looked for")
+    listen: str = Field(default=DEFAULT_LISTEN, description="HOST:PORT to serve on")
+    web_config_file: Path | None = Field(default=None, description="TLS and basic authentication of the pages")
+    log_format: LogFormat = Field(default="logfmt", description="logfmt or json, on standard error")
+    log_level: LogLevel = Field(default="info", description="debug, info, warning or error")
+    interval_seconds: Duration = Field(default=5.0, description="between two scrapes of a target")
+    timeout_seconds: Duration = Field(default=4.0, description="how long one scrape may take")
+    window_seconds: Duration = Field(
+        default=60.0, description="rates and ratios are taken over this long, or over the two newest scrapes"
+    )
+    limits: Limits = Field(default=Limits(), description="what targets may cost")
+    kv_bytes_per_token: float | None = Field(
+        default=None, gt=0, description="KV cache of one token, all layers and heads; for the break-even of transfers"
+    )
+    prefixes: tuple[NamedPrefix, ...] = ()
+    """Openings of prompts that are called by name."""
+    prefix_secret: SecretStr | None = Field(
+        default=None, description="keeps the names of all other prefixes the same after a restart, and in each exporter"
+    )
+    requests: RequestSettings = Field(
+        default=RequestSettings(), description="how request records are judged, named and priced"
+    )
+    otlp: OtlpConfig | None = Field(default=None, description="take GenAI spans at POST /v1/traces")
+    probes: ProbeConfig | None = Field(default=None, description="send probes of our own")
+    catalogue: Path | None = Field(default=None, description="folder with catalogue files (*.yaml) of one's own")
 
     @field_validator("listen")
     @classmethod
@@ -80,13 +121,33 @@ class ExporterConfig(_Strict):
         return listen
 
     @model_validator(mode="after")
-    def _consistent(self) -> ExporterConfig:
+    def _names_differ(self) -> Self:
         names = [target.name for target in self.targets]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"target names must differ, given more than once: {', '.join(twice)}")
-        if not math.isfinite(self.interval_seconds):
-            raise ValueError("interval_seconds must be finite")
+        jobs = [job.job_name for job in self.scrape_configs]
+        twice = sorted({name for name in jobs if jobs.count(name) > 1})
+        if twice:
+            raise ValueError(f"job names must differ, given more than once: {', '.join(twice)}")
+        return self
+
+
+class ExporterConfig(ExporterSettings):
+    """Everything the exporter needs to run."""
+
+    objectives: tuple[str, ...] | None = None
+    """SLO documents that requests are judged by, by path or shipped name; None: all shipped ones."""
+    tenants: tuple[str, ...] = ()
+    """Tenants that are shown by name however many others there are."""
+    pricing: Pricing = Pricing()
+    hash_secret: SecretStr | None = None
+    """Key of the hashes that stand for sessions and unknown tenants of spans."""
+
+    @model_validator(mode="after")
+    def _has_something_to_do(self) -> Self:
+        if not self.targets and not self.scrape_configs:
+            raise ValueError("no targets: add one to targets, or a place to look for them to scrape_configs")
         return self
 
 
@@ -117,12 +178,23 @@ def config_from_flags(targets: Sequence[str], kv_events: Sequence[str] = (), **s
         endpoints[name] = url
     rows = [{"name": name, "url": url, "kv_events": endpoints.get(name)} for name, url in named]
     given_settings = {key: value for key, value in settings.items() if value is not None}
-    return _validated({"targets": rows, **given_settings}, "command line")
+    return validated({"targets": rows, **given_settings}, "command line")
 
 
-def _validated(document: object, origin: str) -> ExporterConfig:
+def with_flags(settings: ExporterSettings, given: Mapping[str, Any]) -> ExporterSettings:
+    """The settings with what the command line gives instead. Raises ExporterError."""
+    values = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return _checked(ExporterSettings, values | dict(given), "command line")
+
+
+def validated(document: object, origin: str) -> ExporterConfig:
+    """Raises ExporterError that names `origin`."""
+    return _checked(ExporterConfig, document, origin)
+
+
+def _checked(model: type[Settings], document: object, origin: str) -> Settings:
     try:
-        return ExporterConfig.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

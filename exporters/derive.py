@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from exporters.families import MIN_OBSERVATIONS
 from exporters.histogram import merge
-from exporters.quality import computed_hit_ratio, flags, missing_signals, raw_hit_ratio
+from exporters.quality import computed_hit_ratio, flags, impossible_ratio, missing_signals, raw_hit_ratio
 from exporters.signals import SignalStore
 
 QUANTILES = (0.5, 0.95, 0.99)
@@ -19,6 +19,7 @@ LATENCIES: Mapping[str, str] = {
     "prefill_seconds": "prefill",
     "queue_seconds": "queue",
     "inter_token_seconds": "inter_token",
+    "e2e_seconds": "e2e",
 }
 """An engine's latency histograms and what they are called in the output."""
 
@@ -81,10 +82,13 @@ def loads(store: SignalStore) -> dict[str, float]:
 
 
 def _usage_ratios(store: SignalStore) -> list[float]:
-    """How full the KV cache is, one an engine; of a target that gives bytes, those used over those it can hold."""
+    """How full the KV cache is, one an engine; of a target that gives bytes or blocks, used over all of them."""
     ratios = list(_by_engine(store, "kv_usage_ratio").values())
-    used, capacity = _sum(store, "kv_used_bytes"), _sum(store, "kv_capacity_bytes")
-    return [used / capacity] if not ratios and used is not None and capacity else ratios
+    for unit in ("bytes", "blocks"):
+        used, capacity = _sum(store, f"kv_used_{unit}"), _sum(store, f"kv_capacity_{unit}")
+        if not ratios and used is not None and capacity:
+            return [used / capacity]
+    return ratios
 
 
 def _capacity_blocks(store: SignalStore) -> float | None:
@@ -115,10 +119,17 @@ def _latencies(store: SignalStore) -> tuple[dict[tuple[str, float], float], dict
             for q in QUANTILES:
                 value = merged.histogram.quantile(q)
                 if value is None:
-                    why_not[name] = f"quantile {q} lies beyond the largest bucket, {merged.histogram.bounds[-2]:g} s"
+                    why_not[name] = _beyond(q, merged.histogram.bounds)
                 else:
                     found[name, q] = value
     return found, why_not
+
+
+def _beyond(q: float, bounds: Sequence[float]) -> str:
+    finite = bounds[:-1]
+    if not finite:
+        return "its series have no bucket bound in common but +Inf"
+    return f"quantile {q} lies beyond the largest bucket, {finite[-1]:g} s"
 
 
 def _absent(store: SignalStore, raw: float | None) -> dict[str, str]:
@@ -129,6 +140,8 @@ def _absent(store: SignalStore, raw: float | None) -> dict[str, str]:
         reasons[name] = f"none of its families is in the text: {names}"
     if store.increase is None:
         reasons["window"] = NO_WINDOW
+    elif impossible_ratio(store):
+        reasons["hit_ratio"] = "more tokens were hits than were ever looked up: the counters contradict each other"
     elif raw is None and store.has("prefix_query_tokens"):
         reasons["hit_ratio"] = "no prompt token was looked up in the window"
     return reasons
@@ -136,7 +149,7 @@ def _absent(store: SignalStore, raw: float | None) -> dict[str, str]:
 
 def _signal_of(quantity: str) -> str:
     """The signal that would give a quantity that the catalogue calls absent."""
-    return {"goodput": "goodput_requests"}.get(quantity, quantity)
+    return {"goodput": "goodput_requests", "moe_balance": "moe_balance_count"}.get(quantity, quantity)
 
 
 def _sum(store: SignalStore, signal: str) -> float | None:

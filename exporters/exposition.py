@@ -12,9 +12,11 @@ Quoted metric names (`{"a.b", …}`) are not read: no catalogued system has one.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -35,20 +37,24 @@ _SAMPLE_LINE = re.compile(
 _NAME_AT_LINE_START = re.compile(rb"^[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)", re.M)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Series:
     """One time series: the sample's name as written (`…_bucket` included) and its labels."""
 
     name: str
     labels: Mapping[str, str]
+    _identity: tuple[str, frozenset[tuple[str, str]]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_identity", (self.name, frozenset(self.labels.items())))
 
     def identity(self) -> tuple[str, frozenset[tuple[str, str]]]:
-        return self.name, frozenset(self.labels.items())
+        return self._identity
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Layout:
-    """The wanted series of one text, in its order. Two readings of the same layout share this very object."""
+    """The wanted series of one text, in its order. Readings of the same layout share this very object."""
 
     series: tuple[Series, ...]
 
@@ -65,39 +71,103 @@ class Reading:
     """Repetitions of a series; the first one counts."""
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class _Opening:
+    """How a line begins, up to its value, and the series that it is of. Compared by identity: there is one a key."""
+
+    key: bytes
+    series: Series
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Places:
+    """Which lines of a text are wanted."""
+
+    pick: Callable[[list[bytes]], Sequence[bytes]]
+    """Takes them out of all lines."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Frame:
+    """Where the wanted lines are in a text, and how each begins. Texts of one shape share one frame."""
+
+    layout: Layout
+    places: _Places
+    openings: tuple[_Opening, ...]
+    keys: tuple[bytes, ...]
+    lengths: tuple[int, ...]
+    """Of the keys."""
+
+
 @dataclass(slots=True)
 class _Memo:
-    """Where the wanted lines were in the last text."""
+    """What the last full scan of a target's text found."""
 
+    frame: _Frame
     line_count: int
-    pick: Callable[[list[bytes]], Sequence[bytes]]
-    """Takes the wanted lines out of all lines."""
-    keys: list[bytes]
-    lines: list[bytes]
-    reading: Reading
-    values: list[float]
+    malformed_lines: int
+    duplicate_lines: int
     age: int = 0
 
 
-class ExpositionReader:
-    """Reads the samples of one target whose names are in `wanted`. Never raises, whatever the bytes are."""
+class _Shared:
+    """One object for what is equal: a thousand engines of one kind have one page's shape between them.
 
-    def __init__(self, wanted: Iterable[str]) -> None:
+    Everything here goes when the last target that uses it does.
+    """
+
+    def __init__(self) -> None:
+        self._openings: WeakValueDictionary[bytes, _Opening] = WeakValueDictionary()
+        self._places: WeakValueDictionary[tuple[int, ...], _Places] = WeakValueDictionary()
+        self._frames: WeakValueDictionary[tuple[int, tuple[_Opening, ...]], _Frame] = WeakValueDictionary()
+
+    def known(self, key: bytes) -> _Opening | None:
+        return self._openings.get(key)
+
+    def opening(self, key: bytes, series: Series) -> _Opening:
+        return self._openings.setdefault(key, _Opening(key, series))
+
+    def frame(self, positions: tuple[int, ...], openings: tuple[_Opening, ...]) -> _Frame:
+        places = self._places.setdefault(positions, _Places(_picker(positions)))
+        shape = id(places), openings  # a frame keeps its places, so their id stays theirs
+        frame = self._frames.get(shape)
+        if frame is None:
+            keys = tuple(opening.key for opening in openings)
+            layout = Layout(tuple(opening.series for opening in openings))
+            frame = self._frames[shape] = _Frame(layout, places, openings, keys, tuple(map(len, keys)))
+        return frame
+
+
+_shared = _Shared()
+
+
+class ExpositionReader:
+    """Reads the samples of one target whose names are in `wanted`. Never raises, whatever the bytes are.
+
+    It stops when it has more than `most_samples`; a series with a label value beyond `label_value_bytes` is malformed.
+    """
+
+    def __init__(
+        self, wanted: Iterable[str], most_samples: int = sys.maxsize, label_value_bytes: int = MAX_LABELS_BYTES
+    ) -> None:
         self._wanted = frozenset(name.encode() for name in wanted)
+        self._most_samples = most_samples
+        self._label_value_bytes = label_value_bytes
         self._memo: _Memo | None = None
 
     def read(self, body: bytes) -> Reading:
         lines = body.split(b"\n")
         memo = self._memo
-        if memo is not None and memo.line_count == len(lines) and memo.age < RESCAN_EVERY and _reread(memo, lines):
-            memo.age += 1
-            known = memo.reading
-            return Reading(known.layout, np.array(memo.values), known.malformed_lines, known.duplicate_lines)
+        if memo is not None and memo.line_count == len(lines) and memo.age < RESCAN_EVERY:
+            values = _reread(memo.frame, lines)
+            if values is not None:
+                memo.age += 1
+                return Reading(memo.frame.layout, np.array(values), memo.malformed_lines, memo.duplicate_lines)
         return self._scan(lines)
 
     def _scan(self, lines: list[bytes]) -> Reading:
-        positions, keys, kept = [], [], []
-        series: dict[tuple[str, frozenset[tuple[str, str]]], Series] = {}
+        positions: list[int] = []
+        openings: dict[tuple[str, frozenset[tuple[str, str]]], _Opening] = {}
         values: list[float] = []
         malformed = duplicates = 0
         wanted = self._wanted
@@ -105,53 +175,57 @@ class ExpositionReader:
             opening = line.split(b"{", 1)[0].split(None, 1)
             if not opening or opening[0] not in wanted:
                 continue
-            parsed = _parse(line)
-            if parsed is None:
+            if len(positions) > self._most_samples:
+                break
+            parsed = _parse_again(line) or _parse(line)
+            if parsed is None or self._is_too_long(parsed[0]):
                 malformed += 1
                 continue
-            one, value_at, value = parsed
-            identity = one.identity()
-            if identity in series:
+            series, value_at, value = parsed
+            if series.identity() in openings:
                 duplicates += 1
                 continue
-            series[identity] = one
+            openings[series.identity()] = _shared.opening(line[:value_at], series)
             positions.append(position)
-            keys.append(line[:value_at])
-            kept.append(line)
             values.append(value)
-        layout = Layout(tuple(series.values()))
-        if self._memo is not None and self._memo.reading.layout == layout:
-            layout = self._memo.reading.layout
-        reading = Reading(layout, np.array(values, dtype=np.float64), malformed, duplicates)
-        self._memo = _Memo(len(lines), _picker(positions), keys, kept, reading, values)
-        return reading
+        frame = _shared.frame(tuple(positions), tuple(openings.values()))
+        self._memo = _Memo(frame, len(lines), malformed, duplicates)
+        return Reading(frame.layout, np.array(values, dtype=np.float64), malformed, duplicates)
+
+    def _is_too_long(self, series: Series) -> bool:
+        return any(len(value) > self._label_value_bytes for value in series.labels.values())
 
 
-def _picker(positions: list[int]) -> Callable[[list[bytes]], Sequence[bytes]]:
+def _picker(positions: Sequence[int]) -> Callable[[list[bytes]], Sequence[bytes]]:
     """`operator.itemgetter`, which is the fastest, answers with a sequence only for two items or more."""
     if len(positions) >= 2:
         return itemgetter(*positions)
     return lambda lines: [lines[position] for position in positions]
 
 
-def _reread(memo: _Memo, lines: list[bytes]) -> bool:
-    """Bring the memo's values up to date; False when a line isn't the series that was there before."""
-    values, known, keys = memo.values, memo.lines, memo.keys
-    for slot, (line, before) in enumerate(zip(memo.pick(lines), known, strict=True)):
-        if line == before:
-            continue
-        rest = line.removeprefix(keys[slot])
-        if len(rest) == len(line):
-            return False
+def _reread(frame: _Frame, lines: list[bytes]) -> list[float] | None:
+    """The values in the known places; None when a line isn't the series that was there before."""
+    values: list[float] = []
+    for line, key, length in zip(frame.places.pick(lines), frame.keys, frame.lengths, strict=True):
+        if not line.startswith(key):
+            return None
+        rest = line[length:]
         try:
             value: float | None = float(rest) if b"_" not in rest else _value(rest)
         except ValueError:
             value = _value(rest)
         if value is None:
-            return False
-        values[slot] = value
-        known[slot] = line
-    return True
+            return None
+        values.append(value)
+    return values
+
+
+def _parse_again(line: bytes) -> tuple[Series, int, float] | None:
+    """As `_parse`, of a line whose series was seen before, at any target, and that ends with its value."""
+    value_at = line.rfind(b" ") + 1
+    opening = _shared.known(line[:value_at])
+    value = _value(line[value_at:]) if opening else None
+    return None if opening is None or value is None else (opening.series, value_at, value)
 
 
 def _parse(line: bytes) -> tuple[Series, int, float] | None:

@@ -50,6 +50,7 @@ def _table() -> list[Family]:
         *_group("coupled optimisations", _COUPLED),
         *_group("engine", _ENGINE),
         *_group("probes", _PROBES),
+        *_group("spans", _SPANS),
         *_group("exporter", _EXPORTER),
     ]
 
@@ -117,9 +118,10 @@ _SESSIONS: tuple[_Row, ...] = (
     ("counter", "session_prompt_tokens", "Prompt tokens of requests after a session's first.", ()),
     ("counter", "session_hit_tokens", "Cached prompt tokens of requests after a session's first.", ()),
     ("gauge", "sessions", "Sessions seen in the window.", ()),
-    ("counter", "sticky_requests", "Requests that carried a sticky key already seen.", ()),
+    ("counter", "sticky_requests",
+     "Completed requests with a sticky key already seen, where it is known who held their prompt.", ()),
     ("counter", "sticky_collisions",
-     "Requests with a known sticky key that were sent to another worker while the earlier one was up.", ()),
+     "Of sticky requests, those sent to another worker though the last one was up and held more of the prompt.", ()),
     ("counter", "session_migrations", "Requests whose session was last served by another worker, or another node.",
      ("scope",)),
     ("gauge", "warm_pool_utilization_ratio",
@@ -148,6 +150,7 @@ _ROUTER: tuple[_Row, ...] = (
     ("counter", "topology_placements", "Placements by whether they stayed in the zone that held the prefix.",
      ("result",)),
     ("gauge", "router_in_flight_requests", "Requests in flight by the router's own count.", ("worker",)),
+    ("gauge", "router_believed_blocks", "KV blocks that routers believe to be at a worker.", ("worker",)),
     ("gauge", "in_flight_leak_requests",
      "Requests the router counts in flight at a worker beyond those the engine knows, least of the window.",
      ("worker",)),
@@ -214,17 +217,42 @@ _ENGINE: tuple[_Row, ...] = (
     ("gauge", "kv_usage_ratio", "KV cache in use, 0 to 1, the fullest engine; sampled at the scrape.", ("target",)),
     ("gauge", "kv_usage_mean_ratio", "KV cache in use, 0 to 1, mean of the target's engines.", ("target",)),
     ("gauge", "kv_capacity_blocks", "KV blocks that the target can hold.", ("target",)),
+    ("counter", "kv_evicted_tokens", "Tokens evicted from KV caches, as the target itself counts them.", ("target",)),
+    ("counter", "kv_evicted_objects", "KV objects or chunks evicted, of the store's own size, as it counts them.",
+     ("target",)),
+    ("histogram", "kv_block_idle_before_evict_seconds",
+     "From a KV block's last use to its eviction, as the target itself samples it.", ("target",)),
+    ("gauge", "gpu_utilization_ratio", "Share of time in which anything ran on the GPU.", ("target", "gpu")),
+    ("gauge", "gpu_tensor_active_ratio", "Share of cycles in which the GPU's tensor cores worked.", ("target", "gpu")),
+    ("gauge", "gpu_power_watts", "Power that the GPU draws.", ("target", "gpu")),
+    ("counter", "gpu_energy_joules", "Energy that the GPU has used.", ("target", "gpu")),
     ("gauge", "engine_latency_quantile_seconds",
      "Quantiles of the latencies that the target itself times, in the window.", ("target", "latency", "quantile")),
 )  # fmt: skip
 
 _PROBES: tuple[_Row, ...] = (
-    ("histogram", "probe_ttft_seconds", "Time to first token of a probe's cold prompt and of its repeat.",
+    ("histogram", "probe_ttft_seconds", "Time to first token of a probe's prompt when it is cold, and of its repeat.",
      ("target", "temperature")),
-    ("counter", "probe_requests", "Probe requests by outcome.", ("target", "outcome")),
+    ("counter", "probe_requests",
+     "Probe requests by outcome; skipped are rounds not sent, as requests waited or the budget was spent.",
+     ("target", "outcome")),
     ("gauge", "probe_cached_tokens", "Cached tokens reported for the last probe's prompt and its repeat.",
      ("target", "temperature")),
     ("gauge", "probe_prompt_tokens", "Prompt tokens reported for the last probe.", ("target",)),
+    ("counter", "probe_canaries",
+     "Prompts of one tenant that were sent again as another, by result: miss (kept apart) or hit (a leak).",
+     ("target", "result")),
+    ("gauge", "probe_finding",
+     "1 when the newest probes of a target found this, 0 when they looked and didn't: caching_off, "
+     "cached_tokens_unreported, repeat_not_faster, cold_prompt_hit, cross_tenant_hit.", ("target", "finding")),
+)  # fmt: skip
+
+_SPANS: tuple[_Row, ...] = (
+    ("counter", "otlp_exports", "Trace exports received, by the HTTP status of the answer.", ("code",)),
+    ("counter", "spans",
+     "Spans received, by what became of them: used (a request), merged (into another span's request), other (no "
+     "call of a model), duplicate, late, elsewhere (the router's own records tell it), refused.", ("result",)),
+    ("counter", "span_faults", "Spans refused and values of spans dropped, by what was wrong.", ("fault",)),
 )  # fmt: skip
 
 _EXPORTER: tuple[_Row, ...] = (

@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Protocol
 
 from exporters.families import MIN_OBSERVATIONS
 from exporters.histogram import Histogram, Merged, merge
+from exporters.quality import impossible_ratio
 from exporters.signals import SignalStore
 from exporters.target import Target
 
@@ -21,6 +23,13 @@ MIN_FLEET_LOAD = 1.0
 CACHE_CLASSES = ("hit", "partial", "miss")
 DELTA_QUANTILES = (0.5, 0.95)
 UNCLASSIFIED = "unclassified"
+
+
+class HasStore(Protocol):
+    """A target, or what stands for those that are gone: lifetime sums over the fleet need no more of either."""
+
+    @property
+    def store(self) -> SignalStore | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class FleetNumbers:
     hit_ratio: float | None
     ttft_delta: TtftDelta | None
     absent: Mapping[str, str]
+    notes: Mapping[str, str]
+    """What to know of a number that is there."""
 
 
 def derive_fleet(targets: Sequence[Target]) -> FleetNumbers:
@@ -65,10 +76,11 @@ def derive_fleet(targets: Sequence[Target]) -> FleetNumbers:
         hit_ratio=_hit_ratio(targets, absent),
         ttft_delta=_ttft_delta(targets, absent),
         absent=absent | _router_absences(targets),
+        notes={family: note for family, (note, _) in coarsened(targets).items()},
     )
 
 
-def stores(targets: Iterable[Target], role: str) -> list[SignalStore]:
+def stores(targets: Iterable[HasStore], role: str) -> list[SignalStore]:
     """Signals of all targets with this role, those that are down now included."""
     return [target.store for target in targets if target.store and target.store.system.role == role]
 
@@ -89,16 +101,21 @@ def worker_loads(targets: Sequence[Target]) -> dict[str, float]:
     return dict(loads)
 
 
-def merged_by(targets: Iterable[Target], signal: str, label: str = "") -> dict[str, Merged]:
+def merged_by(targets: Iterable[HasStore], signal: str, label: str = "") -> dict[str, Merged]:
     """The routers' lifetime histograms of this signal, added up, by the value of `label`."""
-    groups: dict[str, list[Histogram]] = defaultdict(list)
-    for store in stores(targets, "router"):
-        for value, histograms in store.histograms(signal, label).items():
-            groups[value].extend(histograms)
-    return {value: merged for value, histograms in groups.items() if (merged := merge(histograms))}
+    return {value: merged for (value,), merged in merged_over(stores(targets, "router"), signal, label).items()}
 
 
-def counted_by(targets: Iterable[Target], signal: str, *labels: str) -> dict[tuple[str, ...], float]:
+def merged_over(given: Iterable[SignalStore], signal: str, *labels: str) -> dict[tuple[str, ...], Merged]:
+    """These stores' lifetime histograms of this signal, added up, by the values of `labels`."""
+    groups: dict[tuple[str, ...], list[Histogram]] = defaultdict(list)
+    for store in given:
+        for values, histograms in store.labelled_histograms(signal, *labels).items():
+            groups[values].extend(histograms)
+    return {values: merged for values, histograms in groups.items() if (merged := merge(histograms))}
+
+
+def counted_by(targets: Iterable[HasStore], signal: str, *labels: str) -> dict[tuple[str, ...], float]:
     """The routers' lifetime counts of this signal, added up, by the values of these labels."""
     sums: dict[tuple[str, ...], float] = defaultdict(float)
     for store in stores(targets, "router"):
@@ -152,12 +169,12 @@ def _hit_ratio(targets: Sequence[Target], absent: dict[str, str]) -> float | Non
     hits = queries = 0.0
     for store in stores(_up(targets), "engine"):
         grown_hits, grown_queries = store.grown("prefix_hit_tokens"), store.grown("prefix_query_tokens")
-        if grown_hits is not None and grown_queries is not None:
+        if grown_hits is not None and grown_queries is not None and not impossible_ratio(store):
             hits, queries = hits + grown_hits, queries + grown_queries
     if queries <= 0:
         absent["hit_ratio"] = "no engine looked up a prompt token between two scrapes"
         return None
-    return hits / queries
+    return min(hits / queries, 1.0)
 
 
 def _ttft_delta(targets: Sequence[Target], absent: dict[str, str]) -> TtftDelta | None:
@@ -181,6 +198,38 @@ def _ttft_delta(targets: Sequence[Target], absent: dict[str, str]) -> TtftDelta 
     return TtftDelta(seconds, hits, misses)
 
 
+_ADDED_UP: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("request_hit_tokens", "request_hit_tokens", ("router",), ()),
+    ("ttft_seconds", "ttft_by_cache", ("router",), ("cache",)),
+    ("router_decision_seconds", "router_decision", ("router",), ("step",)),
+    ("prefill_wait_seconds", "queue_seconds", ("engine",), ()),
+    ("kv_transfer_seconds", "kv_transfer", ("engine", "router", "cache", "transfer"), ("source", "destination")),
+)
+"""Histograms that are added up over targets: family, signal, the targets' roles, and the labels that stay."""
+
+
+def coarsened(targets: Sequence[Target]) -> dict[str, tuple[str, frozenset[str]]]:
+    """Families whose targets have different bucket bounds: what became of the buckets, and which targets they are.
+
+    Counts can only be added at bounds that all have; the others are dropped (ray-project/ray#65892).
+    """
+    found = {}
+    for family, signal, roles, labels in _ADDED_UP:
+        bounds: dict[tuple[str, ...], set[tuple[float, ...]]] = defaultdict(set)
+        names: dict[tuple[str, ...], set[str]] = defaultdict(set)
+        for target in targets:
+            if target.store and target.store.system.role in roles:
+                for values, own in target.store.bounds_of(signal, *labels).items():
+                    bounds[values] |= own
+                    names[values].add(target.name)
+        mixed = [values for values, different in bounds.items() if len(different) > 1]
+        if mixed:
+            kept = min(len(set.intersection(*map(set, bounds[values]))) for values in mixed)
+            note = f"targets' bucket bounds differ: only the {kept} that all have are kept, +Inf included"
+            found[family] = (note, frozenset().union(*(names[values] for values in mixed)))
+    return found
+
+
 def _up(targets: Iterable[Target]) -> list[Target]:
     return [target for target in targets if target.up]
 
@@ -195,14 +244,20 @@ _FROM_ROUTERS: Mapping[str, str] = {
 }
 
 
+FAMILY_OF: Mapping[str, str] = {
+    "ttft_by_cache": "ttft_seconds",
+    "ttft_delta": "ttft_miss_minus_hit_seconds",
+    "router_decision": "router_decision_seconds",
+    "goodput": "goodput_requests",
+}
+"""The family that tells a quantity, where it has another name: who has the family from elsewhere isn't without it."""
+
+
 def _router_absences(targets: Sequence[Target]) -> dict[str, str]:
     routers = stores(targets, "router")
-    timed = any(target.store and target.store.has("kv_transfer") for target in targets)
-    absent = {
-        "kv_transfer": "timed by single targets, among their signals, and not added up over the fleet"
-        if timed
-        else "no target times KV transfers; vLLM's KV connectors may, under names of their own"
-    }
+    absent = {}
+    if not any(target.store and target.store.has("kv_transfer") for target in targets):
+        absent["kv_transfer"] = "no target times KV transfers; engines with prefill and decode apart, and caches, do"
     for quantity, signal in _FROM_ROUTERS.items():
         if any(store.has(signal) for store in routers):
             continue

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from exporters.fleet import derive_fleet
+from exporters.families import NAMESPACE
+from exporters.fleet import FAMILY_OF, derive_fleet
+from exporters.redact import shown_url
 from exporters.signals import SignalStore
 from exporters.source import Source
 from exporters.target import Target
@@ -31,10 +33,12 @@ def fleet_document(targets: Sequence[Target], now_seconds: float, sources: Seque
     if fleet.ttft_delta:
         numbers["ttft_miss_minus_hit_seconds"] = {str(q): s for q, s in fleet.ttft_delta.seconds.items()}
         numbers["ttft_window_requests"] = {"hit": fleet.ttft_delta.hits, "miss": fleet.ttft_delta.misses}
+    told = {family.name for source in sources for family in source.metrics(now_seconds) if family.samples}
+    absent = {name: why for name, why in fleet.absent.items() if NAMESPACE + FAMILY_OF.get(name, name) not in told}
     return {
         "schema": 1,
         "targets": [_target(target, now_seconds) for target in targets],
-        "fleet": {**_known(numbers), "absent": dict(fleet.absent)},
+        "fleet": {**_known(numbers), "absent": absent, "notes": dict(fleet.notes)},
         **{source.name: source.document(now_seconds) for source in sources},
     }
 
@@ -49,7 +53,8 @@ def _target(target: Target, now_seconds: float) -> dict[str, Any]:
         absent.pop("evicted_blocks", None)
     return {
         "name": target.name,
-        "url": target.config.url,
+        "url": shown_url(target.config.url),
+        **({"labels": target.config.labels} if target.config.labels else {}),
         "system": target.system.system if target.system else None,
         "title": target.system.title if target.system else None,
         "role": target.system.role if target.system else None,

@@ -1,24 +1,19 @@
-"""Evictions and regret of one engine, exact, from its KV events."""
+"""One engine's KV events, subscribed to: its blocks in the fleet's table, and what became of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcache.blocks import DEFAULT_BLOCK_SIZE
-from kvcache.feed import Applied, WorkerFeed
-from kvcache.index import BlockIndex
+from kvcache.block_table import BlockTable, warm_up
 from kvcache.subscriber import KvEventSubscriber
+from kvcache.table_feed import TableFeed
 
-REGRET_SECONDS = 300.0
-"""A block that is stored again within this time after its eviction was evicted too early."""
-
-_REMEMBERED_EVICTIONS = 200_000
+STALE_LAG_SECONDS = 5.0
+"""Events that arrive this long after the engine's clock are old news (or the clocks differ, which is as bad)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +24,28 @@ class KvEventCounts:
     regretted_blocks: int
     resident_blocks: int
     missed_batches: int
+    """Sequence numbers that never came, nor could be replayed."""
     lag_seconds: float | None
+    stored_blocks: int = 0
+    batches: int = 0
+    replayed_batches: int = 0
+    clears: int = 0
+    block_size_tokens: int | None = None
+    lifetimes: Sequence[int] = ()
+    """Evictions by the block's lifetime: up to each of `LIFETIME_BOUNDS_SECONDS` and above, not cumulative."""
+    lifetimes_sum_seconds: float = 0.0
+    incomplete: bool = False
+    """The engine may hold blocks that were stored before anybody listened, or held some that are lost from sight."""
+    connected: bool = True
+
+    @property
+    def flags(self) -> Mapping[str, bool]:
+        """Why these numbers may mislead."""
+        return {
+            "kv_events_missed": self.missed_batches > 0,
+            "index_gap": self.incomplete,
+            "stale_index": not self.connected or (self.lag_seconds or 0.0) > STALE_LAG_SECONDS,
+        }
 
 
 class KvEventSource(Protocol):
@@ -42,74 +58,52 @@ class KvEventSource(Protocol):
         """For people: why `counts` is None."""
 
 
-class EvictionLedger:
-    """Counts evictions, and evictions that were regretted: the block was wanted, and stored, again soon after."""
-
-    def __init__(self, regret_seconds: float = REGRET_SECONDS, remembered: int = _REMEMBERED_EVICTIONS) -> None:
-        self.evicted_blocks = 0
-        self.regretted_blocks = 0
-        self._regret_seconds = regret_seconds
-        self._remembered = remembered
-        self._evicted_at: OrderedDict[int, float] = OrderedDict()
-
-    def apply(self, stored: Iterable[int], removed: Iterable[int], now_seconds: float) -> None:
-        """One batch of events, in block hashes; vLLM makes room first, so a batch's removals come before its stores."""
-        evicted_at = self._evicted_at
-        for block in removed:
-            self.evicted_blocks += 1
-            evicted_at[block] = now_seconds
-        for block in stored:
-            at = evicted_at.pop(block, None)
-            if at is not None and now_seconds - at <= self._regret_seconds:
-                self.regretted_blocks += 1
-        while len(evicted_at) > self._remembered:
-            evicted_at.popitem(last=False)
-
-    def cleared(self) -> None:
-        """The cache was dropped as a whole: nothing of what is stored next was evicted before."""
-        self._evicted_at.clear()
-
-
 class KvEventWatcher:
-    """A target's KV-event subscription, as a source of counts."""
+    """A target's KV-event subscription, as a source of counts. Its blocks are in `table` until it is stopped."""
 
-    def __init__(self, target: str, endpoint: str, replay_endpoint: str | None, block_size: int | None) -> None:
-        self._index = BlockIndex()
+    def __init__(self, target: str, endpoint: str, replay_endpoint: str | None, table: BlockTable) -> None:
         self._target = target
-        self._ledger = EvictionLedger()
-        self._feed = WorkerFeed(target, self._index, block_size or DEFAULT_BLOCK_SIZE)
-        self._subscriber = KvEventSubscriber(
-            target, endpoint, replay_endpoint, self._feed, bind="*" in endpoint, on_applied=self._on_applied
-        )
-        self._since_unix_seconds = time.time()
+        self._feed = TableFeed(target, table)
+        self._subscriber = KvEventSubscriber(target, endpoint, replay_endpoint, self._feed, bind="*" in endpoint)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._subscriber.run(), name=f"kv-events {self._target}")
+        self._task = asyncio.create_task(self._run(), name=f"kv-events {self._target}")
 
     async def stop(self) -> None:
+        """Stop listening; what the target held is no part of the fleet any more."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        self._feed.close()
 
     def counts(self) -> KvEventCounts | None:
-        if self._subscriber.failure or not (self._subscriber.connected or self._feed.counters.batches):
+        subscriber, feed = self._subscriber, self._feed
+        if subscriber.failure or not (subscriber.connected or feed.counters.batches):
             return None
+        blocks = feed.blocks
+        lifetimes, lifetimes_sum = blocks.lifetimes
         return KvEventCounts(
-            evicted_blocks=self._ledger.evicted_blocks,
-            regretted_blocks=self._ledger.regretted_blocks,
-            resident_blocks=self._index.block_count(self._target),
-            missed_batches=self._feed.counters.missed_batches,
-            lag_seconds=self._subscriber.lag_seconds,
+            evicted_blocks=blocks.evicted_blocks,
+            regretted_blocks=blocks.regretted_blocks,
+            resident_blocks=blocks.resident_blocks,
+            missed_batches=feed.counters.lost_batches,
+            lag_seconds=subscriber.lag_seconds,
+            stored_blocks=blocks.stored_blocks,
+            batches=feed.counters.batches,
+            replayed_batches=feed.counters.replayed_batches,
+            clears=feed.clears,
+            block_size_tokens=feed.block_size,
+            lifetimes=lifetimes,
+            lifetimes_sum_seconds=lifetimes_sum,
+            incomplete=feed.incomplete or feed.unsure,
+            connected=subscriber.connected,
         )
 
     def why_unknown(self) -> str:
         return self._subscriber.failure or f"no KV-event publisher answers at {self._subscriber.endpoint}"
 
-    def _on_applied(self, applied: Applied) -> None:
-        if applied.cleared:
-            self._ledger.cleared()
-        at = applied.timestamp or time.time()
-        if at >= self._since_unix_seconds:  # a replay also tells what happened before anybody counted
-            self._ledger.apply(applied.stored, applied.removed, at)
+    async def _run(self) -> None:
+        await asyncio.to_thread(warm_up)
+        await self._subscriber.run()

@@ -5,19 +5,29 @@ Families without a sample are left out: unknown is absent, never 0.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from exporters.engine_text import engine_families
 from exporters.families import counter, gauge, histogram
-from exporters.fleet import CACHE_CLASSES, UNCLASSIFIED, FleetNumbers, counted_by, derive_fleet, merged_by
-from exporters.histogram import Histogram
+from exporters.fleet import (
+    CACHE_CLASSES,
+    UNCLASSIFIED,
+    FleetNumbers,
+    HasStore,
+    coarsened,
+    counted_by,
+    derive_fleet,
+    merged_by,
+)
+from exporters.histogram_text import add_histogram
+from exporters.kv_text import kv_event_families
 from exporters.source import Source
 from exporters.target import Target
 
@@ -32,40 +42,73 @@ class FleetCollector(Collector):
     """
 
     def __init__(
-        self, targets: Sequence[Target], sources: Sequence[Source] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        targets: Sequence[Target],
+        sources: Sequence[Source] = (),
+        clock: Callable[[], float] = time.monotonic,
+        gone: Sequence[HasStore] = (),
     ) -> None:
+        """`gone` stands for targets that are no more: sums over the fleet keep what they counted."""
         self._targets = targets
         self._sources = sources
+        self._gone = gone
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
         now = self._clock()
         written: set[str] = set()
-        for family in chain(*(source.metrics(now) for source in self._sources), _scraped(self._targets, now)):
+        scraped = _scraped(self._targets, self._gone, now)
+        for family in chain(*(source.metrics(now) for source in self._sources), scraped):
             if family.samples and family.name not in written:
                 written.add(family.name)
                 yield family
 
 
-def _scraped(targets: Sequence[Target], now_seconds: float) -> Iterator[Metric]:
+def _scraped(targets: Sequence[Target], gone: Sequence[HasStore], now_seconds: float) -> Iterator[Metric]:
+    ever: list[HasStore] = [*targets, *gone]
     fleet = derive_fleet(targets)
     yield from _prefix_tokens(targets, fleet)
-    yield from _router_families(targets)
+    yield from _router_families(ever)
     yield from _hotspots(fleet)
     yield from _ttft_deltas(fleet)
-    yield from _kv_events(targets)
+    yield from kv_event_families(
+        (target.name, counts) for target in targets if target.kv_events and (counts := target.kv_events.counts())
+    )
     yield from _engine_gauges(targets)
+    yield from engine_families(targets, gone)
     yield from _quality(targets, now_seconds)
     yield from _target_health(targets, now_seconds)
 
 
-def render(targets: Sequence[Target], accept: str = "", sources: Sequence[Source] = ()) -> tuple[bytes, str]:
+def render(
+    targets: Sequence[Target], accept: str = "", sources: Sequence[Source] = (), gone: Sequence[HasStore] = ()
+) -> tuple[bytes, str]:
     """The page and its content type: OpenMetrics for who accepts it, else Prometheus text."""
-    registry = CollectorRegistry()
-    registry.register(FleetCollector(targets, sources))
-    ProcessCollector(registry=registry)
+    return encode(collect(targets, sources, gone), accept)
+
+
+def collect(targets: Sequence[Target], sources: Sequence[Source] = (), gone: Sequence[HasStore] = ()) -> list[Metric]:
+    """All families as they are now."""
+    return [*FleetCollector(targets, sources, gone=gone).collect(), *ProcessCollector(registry=None).collect()]
+
+
+def encode(families: Sequence[Metric], accept: str = "") -> tuple[bytes, str]:
+    """These families as a page, and its content type. Needs nothing but them, so it may run in a thread."""
     encoder, content_type = choose_encoder(accept)
+    registry = CollectorRegistry()
+    registry.register(_Collected(families))
     return encoder(registry), content_type
+
+
+class _Collected(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
 
 
 def _prefix_tokens(targets: Sequence[Target], fleet: FleetNumbers) -> list[Metric]:
@@ -96,7 +139,7 @@ def _prefix_tokens(targets: Sequence[Target], fleet: FleetNumbers) -> list[Metri
     return [hits, queries, ratio, raw, whole]
 
 
-def _router_families(targets: Sequence[Target]) -> list[Metric]:
+def _router_families(targets: Sequence[HasStore]) -> list[Metric]:
     hit_tokens = histogram("request_hit_tokens")
     ttft = histogram("ttft_seconds")
     decision = histogram("router_decision_seconds")
@@ -104,12 +147,12 @@ def _router_families(targets: Sequence[Target]) -> list[Metric]:
     goodput = counter("goodput_requests")
     violations = counter("isolation_violations")
     for merged in merged_by(targets, "request_hit_tokens").values():
-        _add_histogram(hit_tokens, [], merged.histogram)
+        add_histogram(hit_tokens, [], merged.histogram)
     for cache, merged in merged_by(targets, "ttft_by_cache", "cache").items():
         if cache in CACHE_CLASSES:
-            _add_histogram(ttft, [cache], merged.histogram)
+            add_histogram(ttft, [cache], merged.histogram)
     for step, merged in merged_by(targets, "router_decision", "step").items():
-        _add_histogram(decision, [step], merged.histogram)
+        add_histogram(decision, [step], merged.histogram)
     for (request_class, outcome), count in counted_by(targets, "routed_requests", "class", "outcome").items():
         if outcome:  # a router that only counts placements doesn't know how they ended
             requests.add_metric([request_class or UNCLASSIFIED, outcome], count)
@@ -147,22 +190,6 @@ def _ttft_deltas(fleet: FleetNumbers) -> list[Metric]:
     return [delta, samples]
 
 
-def _kv_events(targets: Sequence[Target]) -> list[Metric]:
-    evicted = counter("kv_blocks_evicted")
-    regretted = counter("kv_blocks_regretted")
-    resident = gauge("kv_blocks_resident")
-    lag = gauge("kv_events_lag_seconds")
-    for target in targets:
-        counts = target.kv_events.counts() if target.kv_events else None
-        if counts is None:
-            continue
-        evicted.add_metric([target.name], counts.evicted_blocks)
-        regretted.add_metric([target.name], counts.regretted_blocks)
-        resident.add_metric([target.name], counts.resident_blocks)
-        _add_known(lag, [target.name], counts.lag_seconds)
-    return [evicted, regretted, resident, lag]
-
-
 def _engine_gauges(targets: Sequence[Target]) -> list[Metric]:
     running = gauge("requests_running")
     waiting = gauge("requests_waiting")
@@ -186,9 +213,11 @@ def _engine_gauges(targets: Sequence[Target]) -> list[Metric]:
 
 def _quality(targets: Sequence[Target], now_seconds: float) -> list[Metric]:
     quality = gauge("data_quality")
+    mixed = frozenset().union(*(names for _, names in coarsened(targets).values()))
     for target in targets:
         for flag, raised in target.flags(now_seconds).items():
             quality.add_metric([target.name, flag], float(raised))
+        quality.add_metric([target.name, "mixed_buckets"], float(target.name in mixed))
     return [quality]
 
 
@@ -222,11 +251,3 @@ def _target_health(targets: Sequence[Target], now_seconds: float) -> list[Metric
 def _add_known(family: GaugeMetricFamily, labels: Sequence[str], value: float | None) -> None:
     if value is not None:
         family.add_metric(labels, value)
-
-
-def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
-    buckets = [
-        ("+Inf" if math.isinf(bound) else repr(bound), count)
-        for bound, count in zip(histogram.bounds, histogram.counts, strict=True)
-    ]
-    family.add_metric(labels, buckets, histogram.total)

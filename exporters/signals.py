@@ -7,12 +7,14 @@ vector operations, whatever the number of series.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from exporters.book import Book, Entry, Group, LabelSet
 from exporters.catalogue import Family, Signal, Source, System
 from exporters.exposition import Layout, Reading, Series
 from exporters.histogram import Histogram
@@ -24,22 +26,8 @@ OTHER = "other"
 _RESTART_TOLERANCE_SECONDS = 2.0
 """Start times computed from a boot time wobble by a second when the clock is adjusted."""
 
-LabelSet = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A canonical series: several of a target's series may add up in it."""
-
-    signal: str
-    labels: LabelSet
-    part: str = "value"
-    """`value`, or a histogram's `bucket`, `sum` or `count`."""
-    bound: float = math.nan
-    """A bucket's upper bound, in the signal's unit."""
-
-    def label(self, name: str) -> str | None:
-        return dict(self.labels).get(name)
+_RANGE = re.compile(r"(?P<low>[0-9.]+)(?:-(?P<high>[0-9.]+))?(?P<unit>us|ms|s|)(?P<open>\+?)")
+_UNIT_SCALES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 
 
 @dataclass(slots=True)
@@ -67,25 +55,20 @@ class _Plan:
     gauge_scales: Vector
     gauge_groups: list[Group]
     gauge_signals: frozenset[str]
+    counter_signals: frozenset[str]
     start_slot: int | None
     infos: dict[str, list[Mapping[str, str]]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """Where one histogram's buckets and sum are in the totals."""
-
-    labels: Mapping[str, str]
-    bounds: tuple[float, ...]
-    buckets: Indices
-    sum: int | None
-
-
 class SignalStore:
-    """All canonical numbers of one target, over time. Pure: readings and clock values come from outside."""
+    """All canonical numbers of one target, over time. Pure: readings and clock values come from outside.
 
-    def __init__(self, system: System, horizon_seconds: float, label_limit: int) -> None:
+    `model` stands in for a model's name that the system doesn't know itself.
+    """
+
+    def __init__(self, system: System, horizon_seconds: float, label_limit: int, model: str = "") -> None:
         self.system = system
+        self._model = model
         self.window = Window(horizon_seconds)
         self.gauges: dict[Group, float] = {}
         self.infos: Mapping[str, Sequence[Mapping[str, str]]] = {}
@@ -93,16 +76,10 @@ class SignalStore:
         self._increase: Increase | None = None
         self._totals: Vector = np.zeros(0)
         self._bank = CounterBank()
+        self._book = Book.of(())
         self._limit = LabelLimit(label_limit)
-        self._groups: dict[Group, int] = {}
-        self._group_of_place: list[int] = []
-        self._scale_of_place: list[float] = []
-        self._group_indices: Indices = np.zeros(0, dtype=np.intp)
-        self._scales: Vector = np.zeros(0)
         self._layout: Layout | None = None
         self._plan: _Plan | None = None
-        self._by_signal: dict[str, list[tuple[Group, int]]] = {}
-        self._grids: dict[str, list[_Grid]] = {}
         self._started_seconds: float | None = None
 
     def apply(self, reading: Reading, at_seconds: float) -> None:
@@ -114,8 +91,7 @@ class SignalStore:
         reset = self._bank.update(
             plan.counter_places, values[plan.counter_slots], restarted=self._restarted(plan, values)
         )
-        scaled = self._bank.totals() * self._scales
-        self._totals = np.bincount(self._group_indices, scaled, len(self._groups)).astype(np.float64)
+        self._totals = self._book.totals(self._bank.totals())
         if reset:
             self.resets += 1
             self.window.restart()
@@ -125,15 +101,45 @@ class SignalStore:
         self.infos = plan.infos
 
     @property
+    def groups(self) -> Collection[Group]:
+        """Every canonical series that was ever counted here."""
+        return self._book.groups.keys()
+
+    @property
+    def bucket_bounds(self) -> frozenset[tuple[str, tuple[float, ...]]]:
+        """Every histogram signal with the bounds that it has here."""
+        return frozenset((signal, grid.bounds) for signal, grids in self._book.grids.items() for grid in grids)
+
+    def absorb(self, other: SignalStore) -> None:
+        """Add another store's lifetime totals to these; of the same system, with the same bucket bounds."""
+        bounded = [
+            replace(group, labels=tuple((name, self._limit.bounded(name, value)) for name, value in group.labels))
+            for group in other._book.groups
+        ]
+        self._book = self._book.with_entries([Entry(group, group, 1.0) for group in bounded])
+        totals = np.zeros(len(self._book.groups))
+        totals[: len(self._totals)] = self._totals
+        np.add.at(totals, [self._book.groups[group] for group in bounded], other._totals)
+        self._totals = totals
+
+    @property
     def increase(self) -> Increase | None:
         return self._increase
 
     def has(self, signal: str) -> bool:
         """Whether the newest text had the signal, or an earlier one did if it is a counter."""
-        return signal in self._by_signal or (self._plan is not None and signal in self._plan.gauge_signals)
+        return signal in self._book.by_signal or (self._plan is not None and signal in self._plan.gauge_signals)
+
+    def on_newest_page(self, signal: str) -> bool:
+        """Whether the newest text had the signal, whatever earlier ones had."""
+        plan = self._plan
+        return plan is not None and (signal in plan.gauge_signals or signal in plan.counter_signals)
 
     def total(self, signal: str, part: str = "value") -> float | None:
-        """The signal's lifetime sum over all its labels; None when the target doesn't give it."""
+        """The signal's lifetime sum over all its labels; None when the target doesn't give it.
+
+        Of a histogram `part` is `count` or `sum`.
+        """
         return self._sum(signal, part, self._totals)
 
     def grown(self, signal: str, part: str = "value") -> float | None:
@@ -156,6 +162,13 @@ class SignalStore:
         """Histograms of what was observed in the window; empty before there is one."""
         return self._histograms(signal, label, self._increase.vector) if self._increase else {}
 
+    def bounds_of(self, signal: str, *labels: str) -> dict[tuple[str, ...], set[tuple[float, ...]]]:
+        """The different bucket bounds of its histograms, by the values of these labels."""
+        found: dict[tuple[str, ...], set[tuple[float, ...]]] = defaultdict(set)
+        for grid in self._book.grids.get(signal, ()):
+            found[tuple(grid.labels.get(label, "") for label in labels)].add(grid.bounds)
+        return dict(found)
+
     def gauges_of(self, signal: str) -> dict[LabelSet, float]:
         return {group.labels: value for group, value in self.gauges.items() if group.signal == signal}
 
@@ -166,12 +179,13 @@ class SignalStore:
         return before is not None and abs(started - before) > _RESTART_TOLERANCE_SECONDS
 
     def _sum(self, signal: str, part: str, vector: Vector) -> float | None:
-        values = [vector[place] for group, place in self._by_signal.get(signal, ()) if group.part == part]
+        parts = ("count", "range") if part == "count" else (part,)
+        values = [vector[place] for group, place in self._book.by_signal.get(signal, ()) if group.part in parts]
         return float(sum(values)) if values else None
 
     def _sums_by(self, signal: str, labels: Sequence[str], vector: Vector) -> dict[tuple[str, ...], float]:
         sums: dict[tuple[str, ...], float] = defaultdict(float)
-        for group, place in self._by_signal.get(signal, ()):
+        for group, place in self._book.by_signal.get(signal, ()):
             if group.part == "value":
                 own = dict(group.labels)
                 sums[tuple(own.get(label, "") for label in labels)] += float(vector[place])
@@ -179,15 +193,20 @@ class SignalStore:
 
     def _histograms(self, signal: str, label: str, vector: Vector) -> dict[str, list[Histogram]]:
         found: dict[str, list[Histogram]] = defaultdict(list)
-        for grid in self._grids.get(signal, ()):
-            total = None if grid.sum is None else float(vector[grid.sum])
-            histogram = Histogram(grid.bounds, tuple(vector[grid.buckets].tolist()), total)
-            found[grid.labels.get(label, "")].append(histogram)
+        for grid in self._book.grids.get(signal, ()):
+            found[grid.labels.get(label, "")].append(grid.histogram(vector))
+        return dict(found)
+
+    def labelled_histograms(self, signal: str, *labels: str) -> dict[tuple[str, ...], list[Histogram]]:
+        """Lifetime histograms, one a series, by the values of these labels."""
+        found: dict[tuple[str, ...], list[Histogram]] = defaultdict(list)
+        for grid in self._book.grids.get(signal, ()):
+            found[tuple(grid.labels.get(label, "") for label in labels)].append(grid.histogram(self._totals))
         return dict(found)
 
     def _plan_for(self, layout: Layout) -> _Plan:
         taken = _choose_sources(self.system, layout)
-        counters: list[tuple[int, Series, Group, float]] = []
+        counters: list[tuple[int, Entry]] = []
         gauges: list[tuple[int, Group, float]] = []
         infos: dict[str, list[Mapping[str, str]]] = defaultdict(list)
         start_slot = None
@@ -204,14 +223,18 @@ class SignalStore:
                     gauges.append((slot, Group(signal_name, labels), family.scale))
                 else:
                     group, scale = _counter_group(signal_name, signal, family, series, labels)
-                    counters.append((slot, series, group, scale))
+                    counters.append((slot, Entry(group, series.identity(), scale)))
+        entries = [entry for _, entry in counters]
+        self._book = self._book.with_entries(entries)
+        self._bank.grow(len(self._book))
         return _Plan(
-            counter_slots=np.array([slot for slot, *_ in counters], dtype=np.intp),
-            counter_places=self._place_counters(counters),
+            counter_slots=np.array([slot for slot, _ in counters], dtype=np.intp),
+            counter_places=self._book.places(entries),
             gauge_slots=np.array([slot for slot, *_ in gauges], dtype=np.intp),
             gauge_scales=np.array([scale for *_, scale in gauges], dtype=np.float64),
             gauge_groups=[group for _, group, _ in gauges],
             gauge_signals=frozenset(group.signal for _, group, _ in gauges),
+            counter_signals=frozenset(entry.group.signal for entry in entries),
             start_slot=start_slot,
             infos=dict(infos),
         )
@@ -220,42 +243,11 @@ class SignalStore:
         found = []
         for name, rule in {**signal.labels, **family.labels}.items():
             value = rule.apply(series.labels)
+            if name == "model" and value is not None:
+                value = _model_name(value, self._model)
             if value is not None:
                 found.append((name, value if signal.kind == "info" else self._limit.bounded(name, value)))
         return tuple(sorted(found))
-
-    def _place_counters(self, counters: Sequence[tuple[int, Series, Group, float]]) -> Indices:
-        places = self._bank.places([(group.signal, series.identity()) for _, series, group, _ in counters])
-        for (_, _, group, scale), place in zip(counters, places, strict=True):
-            index = self._groups.setdefault(group, len(self._groups))
-            if place == len(self._group_of_place):
-                self._group_of_place.append(index)
-                self._scale_of_place.append(scale)
-        self._group_indices = np.array(self._group_of_place, dtype=np.intp)
-        self._scales = np.array(self._scale_of_place, dtype=np.float64)
-        self._by_signal = defaultdict(list)
-        for group, index in self._groups.items():
-            self._by_signal[group.signal].append((group, index))
-        self._by_signal = dict(self._by_signal)
-        self._grids = {signal: _grids(groups) for signal, groups in self._by_signal.items()}
-        return places
-
-
-def _grids(groups: Sequence[tuple[Group, int]]) -> list[_Grid]:
-    """The histograms among these groups; one without a +Inf bucket can't be trusted and is left out."""
-    buckets: dict[LabelSet, list[tuple[float, int]]] = defaultdict(list)
-    sums: dict[LabelSet, int] = {}
-    for group, index in groups:
-        if group.part == "bucket" and not math.isnan(group.bound):
-            buckets[group.labels].append((group.bound, index))
-        elif group.part == "sum":
-            sums[group.labels] = index
-    grids = []
-    for labels, pairs in buckets.items():
-        bounds, indices = zip(*sorted(pairs), strict=True)
-        if math.isinf(bounds[-1]):
-            grids.append(_Grid(dict(labels), bounds, np.array(indices, dtype=np.intp), sums.get(labels)))
-    return grids
 
 
 def _choose_sources(system: System, layout: Layout) -> dict[str, list[tuple[str, Signal, Family]]]:
@@ -265,19 +257,21 @@ def _choose_sources(system: System, layout: Layout) -> dict[str, list[tuple[str,
     for name, signal in system.signals.items():
         source = next((source for source in signal.sources if _is_present(signal, source, present)), None)
         for family in source.families if source else ():
-            for suffix in ("_bucket", "_sum", "_count") if signal.kind == "histogram" else ("",):
-                taken[family.name + suffix].append((name, signal, family))
+            for sample_name in family.sample_names(signal.kind):
+                taken[sample_name].append((name, signal, family))
     return taken
 
 
 def _is_present(signal: Signal, source: Source, present: set[str]) -> bool:
-    suffix = "_count" if signal.kind == "histogram" else ""
-    return any(family.name + suffix in present for family in source.families)
+    return any(family.marker(signal.kind) in present for family in source.families)
 
 
 def _counter_group(name: str, signal: Signal, family: Family, series: Series, labels: LabelSet) -> tuple[Group, float]:
     if signal.kind == "counter":
         return Group(name, labels), family.scale
+    if family.buckets_from:
+        low, high = range_bounds(series.labels.get(family.buckets_from, ""))
+        return Group(name, labels, "range", high * family.scale, low * family.scale), 1.0
     part = series.name[len(family.name) + 1 :]
     if part != "bucket":
         return Group(name, labels, part), family.scale if part == "sum" else 1.0
@@ -289,6 +283,22 @@ def _bound(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def range_bounds(text: str) -> tuple[float, float]:
+    """Lower and upper bound of a range such as `5-10ms` (in seconds), `8192-16384` or `5000ms+`; NaN if it is none."""
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or (match["high"] is None) != bool(match["open"]):
+        return math.nan, math.nan
+    scale = _UNIT_SCALES[match["unit"]]
+    return _bound(match["low"]) * scale, math.inf if match["open"] else _bound(match["high"]) * scale
+
+
+def _model_name(told: str, configured: str) -> str:
+    """One name for a model that some families call by the path of its files, or don't know at all."""
+    if told in ("", "undefined", "unknown") and configured:
+        return configured
+    return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", "./", "~")) else told
 
 
 def _sum_gauges(plan: _Plan, values: Vector) -> dict[Group, float]:

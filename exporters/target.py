@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from exporters.catalogue import Catalogue, System
 from exporters.config import ExporterConfig, TargetConfig
-from exporters.derive import TargetNumbers, derive_target
+from exporters.derive import TargetNumbers, derive_target, loads
 from exporters.exposition import ExpositionReader, metric_names
 from exporters.kv_events import KvEventSource
+from exporters.quality import ranks_seen
 from exporters.scrape import Scrape
 from exporters.signals import SignalStore
 from exporters.window import LoadWindow
@@ -31,20 +33,34 @@ class ScrapeHealth:
 
 
 class Target:
-    """State of one target. Clock values come from outside; nothing here does I/O."""
+    """State of one target. Clock values come from outside; nothing here does I/O.
 
-    def __init__(self, config: TargetConfig, settings: ExporterConfig, catalogue: Catalogue) -> None:
+    `on_end` is given the signals of a system that is no longer what runs at the target's address.
+    """
+
+    def __init__(
+        self,
+        config: TargetConfig,
+        settings: ExporterConfig,
+        catalogue: Catalogue,
+        on_end: Callable[[SignalStore], None] | None = None,
+    ) -> None:
         self.config = config
+        self.settings = settings
         self.health = ScrapeHealth()
         self.reason = "not_scraped"
         """Why there are no fresh numbers; empty when there are."""
         self.detail = "no scrape has ended yet"
         self.version = ""
         self.kv_events: KvEventSource | None = None
+        self.record_flags: dict[str, bool] = {}
+        """What its request records make doubtful; empty for targets without."""
         self.loads = LoadWindow(settings.window_seconds)
-        self._settings = settings
         self._catalogue = catalogue
+        self._on_end = on_end
         self._forced = catalogue.get(config.system) if config.system else None
+        self._lines = 0
+        """Of the last text that was looked at for what it is."""
         self._reader: ExpositionReader | None = None
         self._store: SignalStore | None = None
         self._numbers: TargetNumbers | None = None
@@ -69,26 +85,35 @@ class Target:
 
     @property
     def numbers(self) -> TargetNumbers | None:
-        """Derived from the last scrape; None when that one failed, for old numbers aren't current ones."""
-        return self._numbers if self.up else None
+        """Derived from the last scrape; None when that one failed, for old numbers aren't current ones.
+
+        Worked out when first asked for: scrapes are more frequent than readers.
+        """
+        if not self.up or self._store is None:
+            return None
+        if self._numbers is None:
+            self._numbers = derive_target(self._store)
+        return self._numbers
 
     def stale(self, now_seconds: float) -> bool:
         """No success for three intervals."""
         at = self.health.succeeded_at_seconds
-        return at is None or now_seconds - at > 3 * self._settings.interval_seconds
+        return at is None or now_seconds - at > 3 * self.settings.interval_seconds
 
     def flags(self, now_seconds: float) -> dict[str, bool]:
         """Why its numbers may mislead: from the numbers, the scrapes and the KV events."""
-        flags = {"stale": self.stale(now_seconds)}
+        flags = {"stale": self.stale(now_seconds), **self.record_flags}
         if self.numbers:
             flags |= self.numbers.flags
             flags["malformed_lines"] = self.health.malformed_lines > 0
             flags["duplicate_series"] = self.health.duplicate_lines > 0
+            if self.config.ranks and self._store:
+                flags["ranks_missing"] = ranks_seen(self._store) < self.config.ranks
         if self.kv_events:
             counts = self.kv_events.counts()
             flags["kv_events_unknown"] = counts is None
             if counts:
-                flags["kv_events_missed"] = counts.missed_batches > 0
+                flags |= counts.flags
         return flags
 
     def ingest(self, scrape: Scrape, now_seconds: float) -> None:
@@ -96,27 +121,47 @@ class Target:
         self.health.scrapes += 1
         self.health.last_seconds = scrape.seconds
         if scrape.body is None:
-            self._fail(scrape.reason, scrape.detail)
+            self.fail(scrape.reason, scrape.detail)
             return
         self.health.body_bytes = len(scrape.body)
-        reading = self._reader.read(scrape.body) if self._reader else None
+        most_lines = self.settings.limits.lines
+        lines = scrape.body.count(b"\n")
+        if lines > most_lines:
+            self.fail("too_many_lines", f"more than limits.lines, {most_lines}")
+            return
+        reading = self._reader.read(scrape.body) if self._reader and self._is_still(scrape.body, lines) else None
         if reading is None or not len(reading.values):
             if not self._recognise(scrape.body):
                 return
             assert self._reader is not None
             reading = self._reader.read(scrape.body)
         assert self._store is not None
-        if len(reading.values) > self._settings.limits.samples:
-            self._fail("too_many_samples", f"{len(reading.values)}, the limit is {self._settings.limits.samples}")
+        if len(reading.values) > self.settings.limits.samples:
+            self.fail("too_many_samples", f"more than limits.samples, {self.settings.limits.samples}")
             return
         self._store.apply(reading, now_seconds)
-        self._numbers = derive_target(self._store)
-        self.loads.add(now_seconds, self._numbers.loads)
+        self._numbers = None
+        self.loads.add(now_seconds, loads(self._store))
         self.reason = self.detail = ""
         self.health.samples = len(reading.values)
         self.health.malformed_lines = reading.malformed_lines
         self.health.duplicate_lines = reading.duplicate_lines
         self.health.succeeded_at_seconds = now_seconds
+
+    def end(self) -> None:
+        """What runs at the address now, if anything, is not what ran there before."""
+        if self._store is not None and self._on_end is not None:
+            self._on_end(self._store)
+        self._store = self._numbers = None
+
+    def _is_still(self, body: bytes, lines: int) -> bool:
+        """Whether the text still is of the system that it was: names that show up with traffic may tell better."""
+        if lines == self._lines or self._forced or self._store is None:
+            return True
+        self._lines = lines
+        names = metric_names(body)
+        self.version = self._store.system.version(names)
+        return self._store.system.matches(names)
 
     def _recognise(self, body: bytes) -> bool:
         """Find out what this target is, now that its text isn't (or isn't any more) what was known."""
@@ -124,16 +169,21 @@ class Target:
         system = self._forced or self._catalogue.detect(names)
         if system is None:
             what = "an empty text" if not names else f"none of the known systems ({', '.join(self._catalogue.names)})"
-            self._fail("unknown_system", f"it exposes {what}; name the system if detection is wrong")
+            self.fail("unknown_system", f"it exposes {what}; name the system if detection is wrong")
             return False
         if self._store is None or self._store.system is not system:
-            self._reader = ExpositionReader(system.wanted_names())
-            self._store = SignalStore(system, self._settings.window_seconds, self._settings.limits.label_values)
+            self.end()
+            limits = self.settings.limits
+            self._reader = ExpositionReader(system.wanted_names(), limits.samples, limits.label_value_bytes)
+            self._store = SignalStore(
+                system, self.settings.window_seconds, self.settings.limits.label_values, self.config.model or ""
+            )
             self.loads.clear()
         self.version = system.version(names)
         return True
 
-    def _fail(self, reason: str, detail: str) -> None:
+    def fail(self, reason: str, detail: str) -> None:
+        """There are no fresh numbers, for this reason."""
         self.reason, self.detail = reason, detail
         self.health.failures[reason] += 1
         self.loads.clear()

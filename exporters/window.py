@@ -7,7 +7,7 @@ one engine's restart into a spike of everything the other one ever counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -18,6 +18,9 @@ Vector = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 
+_MOST_SAMPLES = 16
+
+
 class CounterBank:
     """Each series' total over all lives of its process: what it shows now plus what it showed before each reset.
 
@@ -25,25 +28,19 @@ class CounterBank:
     """
 
     def __init__(self) -> None:
-        self._places: dict[Hashable, int] = {}
         self._shown: Vector = np.zeros(0)
         self._before_resets: Vector = np.zeros(0)
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def places(self, identities: Sequence[Hashable]) -> Indices:
-        """Where these series live in the totals; new ones are given a place and begin at 0."""
-        places = [self._places.setdefault(identity, len(self._places)) for identity in identities]
-        added = len(self._places) - len(self._shown)
-        if added:
-            self._shown = np.append(self._shown, np.zeros(added))
-            self._before_resets = np.append(self._before_resets, np.zeros(added))
-        return np.array(places, dtype=np.intp)
+    def grow(self, count: int) -> None:
+        """Have this many series; new ones come last and begin at 0."""
+        added = np.zeros(count - len(self._shown))
+        self._shown = np.append(self._shown, added)
+        self._before_resets = np.append(self._before_resets, added)
 
     def update(self, places: Indices, values: Vector, *, restarted: bool = False) -> bool:
-        """Take new values; True when any series was reset. `restarted` says that all were, though they may be higher.
+        """Take new values of the series at these places; True when any of them was reset.
 
+        `restarted` says that all were, though they may be higher than before.
         Values that no counter can have (NaN, infinite, negative) leave a series as it was.
         """
         shown = self._shown[places]
@@ -68,7 +65,11 @@ class Increase:
 
 
 class Window:
-    """The last `horizon_seconds` of a growing vector of totals. Empty until two samples are in it."""
+    """The last `horizon_seconds` of a growing vector of totals. Empty until two samples are in it.
+
+    However often samples come, about `_MOST_SAMPLES` of them are kept: only the oldest and the newest matter, those
+    between are oldest ones to come.
+    """
 
     def __init__(self, horizon_seconds: float) -> None:
         self._horizon_seconds = horizon_seconds
@@ -77,6 +78,8 @@ class Window:
     def add(self, at_seconds: float, totals: Vector) -> None:
         """Add a sample; `at_seconds` is of a monotonic clock. Older samples fall out, but for the last one."""
         samples = self._samples
+        if len(samples) > 2 and samples[-1][0] - samples[-2][0] < self._horizon_seconds / _MOST_SAMPLES:
+            samples.pop()
         samples.append((at_seconds, totals))
         while len(samples) > 2 and samples[0][0] < at_seconds - self._horizon_seconds:
             samples.popleft()
@@ -114,6 +117,11 @@ class LoadWindow:
 
     def clear(self) -> None:
         self._samples.clear()
+
+    @property
+    def samples(self) -> Sequence[tuple[float, Mapping[str, float]]]:
+        """All of the window, oldest first."""
+        return tuple(self._samples)
 
     def means(self) -> dict[str, float]:
         """By name, for the names in the newest sample: what has gone has no load."""

@@ -29,10 +29,12 @@ Tokens = npt.NDArray[np.uint32]
 Hashes = npt.NDArray[np.uint64]
 
 _kernel: Callable[[Tokens, int, int | None, int], Hashes] | None
+_content_kernel: Callable[[Tokens, int, int], Hashes] | None
 try:
     from kvcache.xxh3_kernel import chain_hashes as _kernel
+    from kvcache.xxh3_kernel import content_hashes as _content_kernel
 except ImportError:  # numba is the optional extra "fast"
-    _kernel = None
+    _kernel = _content_kernel = None
 
 _KERNEL_BLOCK_SIZES = (16, 32)
 
@@ -82,6 +84,8 @@ def content_hashes(
     tokens: Tokens, block_size: int = DEFAULT_BLOCK_SIZE, multimodal: Mapping[int, Sequence[int]] | None = None
 ) -> Hashes:
     """Content hash of each full block; `multimodal` maps a block's position to the u64 keys inside it."""
+    if _content_kernel is not None and not multimodal and block_size in _KERNEL_BLOCK_SIZES:
+        return _content_kernel(as_tokens(tokens), block_size, SEED)
     data = memoryview(as_tokens(tokens).tobytes())
     width = 4 * block_size
     count = len(tokens) // block_size

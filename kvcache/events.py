@@ -113,7 +113,9 @@ class EventBatch:
     unknown_fields: int = 0
 
 
-class _Batch(msgspec.Struct):
+class RawBatch(msgspec.Struct):
+    """The envelope of a payload."""
+
     ts: float
     events: list[Any]
     data_parallel_rank: int | None = None
@@ -157,11 +159,31 @@ _ARRAY_FIELDS = {
     "BlockRemoved": _Removed.__struct_fields__,
     "AllBlocksCleared": (),
 }
-_BATCH_FIELDS = _Batch.__struct_fields__
+_BATCH_FIELDS = RawBatch.__struct_fields__
 
 
 def decode_batch(payload: bytes) -> EventBatch:
     """The events of one payload. Raises EventDecodeError."""
+    batch, unknown_fields = raw_batch(payload)
+    events: list[KvEvent] = []
+    unknown_events = 0
+    for position, item in enumerate(batch.events):
+        where = f"event {position}"
+        name, described, left_over = describe(item, where)
+        wire_type = _WIRE_TYPES.get(name)
+        if wire_type is None:
+            unknown_events += 1
+            continue
+        unknown_fields += left_over + _unknown(described, wire_type)
+        events.append(_event(convert(described, wire_type, f"{where} ({name})"), where))
+    return EventBatch(batch.ts, tuple(events), batch.data_parallel_rank, unknown_events, unknown_fields)
+
+
+def raw_batch(payload: bytes) -> tuple[RawBatch, int]:
+    """A payload's batch, its events not looked into, and how many of its fields aren't known.
+
+    Raises EventDecodeError.
+    """
     try:
         raw = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, RecursionError, TypeError) as error:
@@ -169,24 +191,16 @@ def decode_batch(payload: bytes) -> EventBatch:
     fields = dict(zip(_BATCH_FIELDS, raw, strict=False)) if isinstance(raw, list) else raw
     if not isinstance(fields, dict):
         raise EventDecodeError(f"a batch must be an array or a map, not {_kind(raw)}")
-    batch = _convert(fields, _Batch, "batch")
-    unknown_fields = max(len(raw) - len(_BATCH_FIELDS), 0) if isinstance(raw, list) else _unknown(raw, _Batch)
-    events: list[KvEvent] = []
-    unknown_events = 0
-    for position, item in enumerate(batch.events):
-        where = f"event {position}"
-        name, described, left_over = _describe(item, where)
-        wire_type = _WIRE_TYPES.get(name)
-        if wire_type is None:
-            unknown_events += 1
-            continue
-        unknown_fields += left_over + _unknown(described, wire_type)
-        events.append(_event(_convert(described, wire_type, f"{where} ({name})"), where))
-    return EventBatch(batch.ts, tuple(events), batch.data_parallel_rank, unknown_events, unknown_fields)
+    batch = convert(fields, RawBatch, "batch")
+    unknown_fields = max(len(raw) - len(_BATCH_FIELDS), 0) if isinstance(raw, list) else _unknown(raw, RawBatch)
+    return batch, unknown_fields
 
 
-def _describe(item: Any, where: str) -> tuple[str, dict[str, Any], int]:
-    """An event's type, its fields by name, and how many fields of an array have no name here."""
+def describe(item: Any, where: str) -> tuple[str, dict[str, Any], int]:
+    """An event's type, its fields by name, and how many fields of an array have no name here.
+
+    Raises EventDecodeError.
+    """
     if isinstance(item, dict):
         described = dict(item)
         name, left_over = described.pop("type", None), 0
@@ -201,7 +215,8 @@ def _describe(item: Any, where: str) -> tuple[str, dict[str, Any], int]:
     return name, described, left_over
 
 
-def _convert(fields: Mapping[str, Any], to: type[_T], where: str) -> _T:
+def convert(fields: Mapping[str, Any], to: type[_T], where: str) -> _T:
+    """Fields as a struct. Raises EventDecodeError."""
     try:
         return msgspec.convert(fields, type=to)
     except msgspec.ValidationError as error:
@@ -216,7 +231,7 @@ def _event(wire: _Wire, where: str) -> KvEvent:
     if isinstance(wire, _Stored):
         return _stored(wire, where)
     if isinstance(wire, _Removed):
-        return BlockRemoved(wire.block_hashes, _tier(wire.medium), wire.group_idx)
+        return BlockRemoved(wire.block_hashes, tier_of(wire.medium), wire.group_idx)
     return AllBlocksCleared()
 
 
@@ -231,14 +246,14 @@ def _stored(wire: _Stored, where: str) -> BlockStored:
     if tokens and not (min(tokens) >= 0 and max(tokens) <= MAX_TOKEN_ID):
         raise EventDecodeError(f"{where} (BlockStored): a token id is outside 0 … {MAX_TOKEN_ID}")
     lora = wire.lora_name or (f"lora_id={wire.lora_id}" if wire.lora_id is not None else None)
-    keys = _extra_keys(wire.extra_keys or (), wire.lora_name, first_of_prompt=wire.parent_block_hash is None)
+    keys = extra_keys(wire.extra_keys or (), wire.lora_name, first_of_prompt=wire.parent_block_hash is None)
     return BlockStored(
         block_ids=wire.block_hashes,
         parent_id=wire.parent_block_hash,
         token_ids=tokens,
         block_size=block_size,
-        tier=_tier(wire.medium),
-        salt=_namespace(wire.cache_salt or keys.salt, wire.extra_key),
+        tier=tier_of(wire.medium),
+        salt=namespace(wire.cache_salt or keys.salt, wire.extra_key),
         lora=lora or keys.lora,
         multimodal=keys.multimodal,
         group_index=wire.group_idx,
@@ -247,13 +262,13 @@ def _stored(wire: _Stored, where: str) -> BlockStored:
 
 
 @dataclass(slots=True, repr=False)
-class _ExtraKeys:
+class ExtraKeys:
     salt: str | None = None
     lora: str | None = None
     multimodal: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
-def _extra_keys(per_block: Sequence[list[Any] | None], lora: str | None, *, first_of_prompt: bool) -> _ExtraKeys:
+def extra_keys(per_block: Sequence[list[Any] | None], lora: str | None, *, first_of_prompt: bool) -> ExtraKeys:
     """What made the engine hash these blocks differently.
 
     vLLM lists, in order: the LoRA name, `[identifier, offset]` of each multimodal item, the salt (first block
@@ -261,7 +276,7 @@ def _extra_keys(per_block: Sequence[list[Any] | None], lora: str | None, *, firs
     ("lora", "mm", "cache_salt"); events have carried them bare so far, so both are read. An entry of no known
     shape becomes a key of its block, which keeps it apart from blocks without.
     """
-    found = _ExtraKeys()
+    found = ExtraKeys()
     for position, entries in enumerate(per_block):
         keys: list[int] = []
         for place, entry in enumerate(entries or ()):
@@ -285,14 +300,14 @@ def _extra_keys(per_block: Sequence[list[Any] | None], lora: str | None, *, firs
     return found
 
 
-def _namespace(salt: str | None, extra_key: str | None) -> str | None:
+def namespace(salt: str | None, extra_key: str | None) -> str | None:
     """SGLang keeps apart by a salt, an extra key, or both; one text stands for the pair."""
     if extra_key and salt:
         return f"{len(extra_key)}:{extra_key}{salt}"
     return salt or extra_key or None
 
 
-def _tier(medium: str | None) -> Tier:
+def tier_of(medium: str | None) -> Tier:
     """A medium that is not known is counted as remote: never as something the GPU holds."""
     return Tier.GPU if medium is None else _TIER_OF_MEDIUM.get(medium.upper(), Tier.REMOTE)
 

@@ -1,23 +1,21 @@
-"""One worker's KV events, in order, applied to the block index.
+"""One worker's KV events applied to the block index that a router looks prompts up in.
 
 Engines name blocks by hashes of their own making, which differ by algorithm, seed and release. Those names are
 never matched: blocks are hashed anew from the token ids that the events carry, and the engine's name only finds
 a block's parent and says which block was removed.
 
-The index must never claim more than a worker holds. Whatever may have been missed is fetched again or the
-worker is cleared: a gap in the sequence asks for a replay, a sequence that runs backwards is a new engine, a
-payload that can't be read may have held removals.
+The index must never claim more than a worker holds: whatever may have been missed is fetched again or the worker is
+cleared (`kvcache.event_sequence`), and so it is for a payload that can't be read, which may have held removals.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-from xxhash import xxh3_64_intdigest
+from dataclasses import dataclass
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from kvcache.event_sequence import Applied, EventSequence, FeedCounters, Replay
 from kvcache.events import (
     BlockId,
     BlockRemoved,
@@ -30,58 +28,13 @@ from kvcache.events import (
 from kvcache.index import BlockIndex
 from kvcache.placement import Credit, Placement, Unplaceable, check_block_size, first_placement, place
 
+__all__ = ["PARK_SECONDS", "Applied", "FeedCounters", "Replay", "WorkerFeed"]
+
 PARK_SECONDS = 0.05
 """How long a block waits for its parent."""
 
 _PARKED_AT_MOST = 1024
-_REMEMBERED_BATCHES = 4096
-_FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-
-
-@dataclass(slots=True)
-class FeedCounters:
-    """Totals since the feed was made. Blocks are counted in our size, on all tiers together."""
-
-    batches: int = 0
-    stored_blocks: int = 0
-    removed_blocks: int = 0
-    missed_batches: int = 0
-    """Sequence numbers that a gap left out, whether or not a replay brought them later."""
-    replayed_batches: int = 0
-    restarts: int = 0
-    unknown_parents: int = 0
-    """Stored runs dropped because the block before them never turned up."""
-    ignored_events: int = 0
-    """Events of no use to a prefix index: unknown types, other attention groups, tiers that aren't tracked."""
-    malformed_batches: int = 0
-    stale_batches: int = 0
-    """Batches of an earlier generation, or after the worker left."""
-    cleared: int = 0
-    """Times that everything known of the worker was dropped, for whichever reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Ask the engine for its batches again from this sequence number on.
-
-    The first one asked for is the last one known: if the engine's differs, it is a new engine.
-    """
-
-    from_sequence: int
-
-
-@dataclass(slots=True)
-class Applied:
-    """What one batch changed, in chain hashes of ours on all tiers, and what is to be done next."""
-
-    stored: list[int] = field(default_factory=list)
-    removed: list[int] = field(default_factory=list)
-    cleared: bool = False
-    replayed: bool = False
-    """Told again by the engine's replay: it happened earlier, perhaps before this subscriber joined."""
-    replay: Replay | None = None
-    timestamp: float | None = None
-    """The engine's clock at the batch, in Unix seconds."""
+FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
 
 @dataclass(slots=True)
@@ -90,12 +43,11 @@ class _Parked:
     until_seconds: float
 
 
-class WorkerFeed:
-    """State between one engine's event stream and the index. One data-parallel rank is one worker.
+class WorkerFeed(EventSequence):
+    """State between one engine's event stream and the index.
 
     `index` takes what lies on the GPU; `tiers` gives further tiers an index of their own, and events of a tier
-    without one are ignored. A *generation* is one life of the engine: what is said of an earlier one, or after
-    `close`, changes nothing.
+    without one are ignored.
     """
 
     def __init__(
@@ -106,13 +58,8 @@ class WorkerFeed:
         *,
         tiers: Mapping[Tier, BlockIndex] | None = None,
     ) -> None:
-        self.worker = worker
+        super().__init__(worker)
         self.block_size = block_size
-        self.generation = 1
-        self.counters = FeedCounters()
-        self.last_sequence: int | None = None
-        self.unsure = False
-        """A gap was seen and not yet closed: the index may claim too much of this worker."""
         self._indexes: dict[Tier, BlockIndex] = {**(tiers or {}), Tier.GPU: index}
         if len({id(each) for each in self._indexes.values()}) < len(self._indexes):
             raise ValueError("each tier needs an index of its own: removals on one would erase another's blocks")
@@ -120,106 +67,17 @@ class WorkerFeed:
         self._engine_block_size: int | None = None
         self._full_groups: dict[int, bool] = {}
         self._parked: deque[_Parked] = deque()
-        self._seen: dict[int, int] = {}
-        self._any_base = False
-        self._closed = False
 
     @property
     def parked(self) -> int:
         """Stored runs that wait for their parent."""
         return len(self._parked)
 
-    def apply(
-        self,
-        sequence: int,
-        payload: bytes,
-        now_seconds: float,
-        *,
-        replayed: bool = False,
-        generation: int | None = None,
-    ) -> Applied:
-        """Take one batch; `now_seconds` is any clock that doesn't run backwards.
-
-        Where the answer asks for a replay, nothing was applied: feed the replayed batches here with
-        `replayed=True`, or call `lost` and apply this batch again. A batch seen before changes nothing.
-        Raises BlockSizeMismatch.
-        """
-        if not self._admits(generation):
-            self.counters.stale_batches += 1
-            return Applied()
-        digest = xxh3_64_intdigest(payload)
-        if self._seen.get(sequence) == digest:
-            return Applied()
-        done = Applied(replayed=replayed)
-        done.replay = self._replay_needed(sequence, replayed, done)
-        if done.replay is not None:
-            return done
-        self.last_sequence, self._any_base, self.unsure = sequence, False, False
-        self._remember(sequence, digest)
-        self.counters.batches += 1
-        self.counters.replayed_batches += replayed
-        self._apply_payload(payload, now_seconds, done)
-        return done
-
     def expire(self, now_seconds: float) -> None:
         """Drop the blocks that have waited too long for their parent."""
         while self._parked and self._parked[0].until_seconds <= now_seconds:
             self._parked.popleft()
             self.counters.unknown_parents += 1
-
-    def lost(self, *, generation: int | None = None) -> None:
-        """Batches are gone for good: drop the worker's blocks and begin again with whichever batch comes next."""
-        if self._admits(generation):
-            self._drop_all()
-            self._forget_sequence()
-            self._any_base = True
-
-    def restart(self, generation: int | None = None) -> bool:
-        """The engine began a new life, so its cache is empty. A generation that isn't newer is ignored."""
-        new = self.generation + 1 if generation is None else generation
-        if new <= self.generation:
-            return False
-        self.generation, self._closed = new, False
-        self.counters.restarts += 1
-        self._drop_all()
-        self._forget_sequence()
-        return True
-
-    def close(self, *, generation: int | None = None) -> None:
-        """The worker left the fleet; only `restart`, or a batch of a newer generation, brings it back."""
-        if not self._closed and self._admits(generation):
-            self._drop_all()
-            self._forget_sequence()
-            for index in self._indexes.values():
-                index.forget(self.worker)
-            self._closed = True
-
-    def _admits(self, generation: int | None) -> bool:
-        if generation is not None:
-            self.restart(generation)
-            if generation < self.generation:
-                return False
-        return not self._closed
-
-    def _replay_needed(self, sequence: int, replayed: bool, done: Applied) -> Replay | None:
-        last = self.last_sequence
-        if last is not None and sequence <= last:
-            self.restart()
-            done.cleared = True
-            return Replay(0) if sequence else None
-        if replayed or self._any_base:
-            if last is not None and sequence > last + 1:  # the engine no longer has what is missing
-                self._drop_all()
-                done.cleared = True
-            return None
-        if last is None:
-            return Replay(0) if sequence else None
-        if sequence == last + 1:
-            return None
-        if not self.unsure:
-            self.counters.missed_batches += sequence - last - 1
-            self.unsure = True
-        return Replay(last)
 
     def _apply_payload(self, payload: bytes, now_seconds: float, done: Applied) -> None:
         self.expire(now_seconds)
@@ -252,7 +110,7 @@ class WorkerFeed:
         """Only full-attention groups say what prefix can be reused; undescribed, that is the first group."""
         group = event.group_index
         if isinstance(event, BlockStored) and event.attention is not None:
-            full = event.attention in _FULL_ATTENTION
+            full = event.attention in FULL_ATTENTION
             if group is not None:
                 self._full_groups[group] = full
             return full
@@ -365,22 +223,16 @@ class WorkerFeed:
             return found
         return next((held[block_id] for held in self._placements.values() if block_id in held), None)
 
-    def _drop_all(self) -> None:
+    def _forget_blocks(self) -> None:
         for index in self._indexes.values():
             index.clear(self.worker)
         for held in self._placements.values():
             held.clear()
         self._parked.clear()
-        self.counters.cleared += 1
 
-    def _forget_sequence(self) -> None:
-        self.last_sequence, self.unsure, self._any_base = None, False, False
-        self._seen.clear()
-
-    def _remember(self, sequence: int, digest: int) -> None:
-        self._seen[sequence] = digest
-        if len(self._seen) > _REMEMBERED_BATCHES:
-            del self._seen[next(iter(self._seen))]
+    def _leave(self) -> None:
+        for index in self._indexes.values():
+            index.forget(self.worker)
 
 
 def _another_copy(placement: Placement | None) -> bool:

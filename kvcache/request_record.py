@@ -39,7 +39,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     held_by: str = ""
     """That worker; the chosen one if it holds as much."""
     own_tokens: int | None = None
-    """The longest opening, in full blocks, that this tenant sent before; None when that isn't remembered."""
+    """The longest opening that this tenant sent before, in full blocks, or with the answers to it where those explain
+    more of `cached_tokens`; None when that isn't known."""
     block_size: int | None = None
     output_tokens: int | None = None
     decision_seconds: float | None = None

@@ -1,4 +1,4 @@
-"""The socket side of KV events: one engine's ZMQ stream into one `WorkerFeed`.
+"""The socket side of KV events: one engine's ZMQ stream into one feed.
 
 The engine publishes `[topic, sequence, payload]` (sequence: 8 bytes, big-endian) and, where it was given a
 replay endpoint, sends its last batches again on request. A subscriber asks for them whenever a connection comes
@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from kvcache.feed import Applied, Replay, WorkerFeed
+from kvcache.event_sequence import Applied, EventSequence, Replay
 from kvcache.placement import BlockSizeMismatch
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ _SEQUENCE_BYTES = 8
 _REPLAY_END = b"\xff" * _SEQUENCE_BYTES
 _REPLAY_ROUNDS = 3
 _RETRY_SECONDS = 1.0
+_TAKEN_AT_ONCE = 32
+"""Messages between two turns of the event loop."""
 _IDLE_POLL_SECONDS = 1.0
 _PARKED_POLL_SECONDS = 0.05
 
@@ -53,7 +55,7 @@ class KvEventSubscriber:
         worker: str,
         endpoint: str,
         replay_endpoint: str | None,
-        feed: WorkerFeed,
+        feed: EventSequence,
         topic: str = "",
         *,
         bind: bool = False,
@@ -98,6 +100,7 @@ class KvEventSubscriber:
         socket.set_hwm(0)
         socket.linger = 0
         socket.setsockopt(zmq.SUBSCRIBE, self.topic.encode())
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
             (socket.bind if self.bind else socket.connect)(self.endpoint)
@@ -110,7 +113,7 @@ class KvEventSubscriber:
                 if monitor in ready:
                     await self._connection_changed(await monitor.recv_multipart())
                 if socket in ready:
-                    await self._take(await socket.recv_multipart())
+                    await self._take_waiting(plain)
                 self.feed.expire(time.monotonic())
                 await asyncio.sleep(0)  # polling a socket with messages waiting never yields
         finally:
@@ -126,6 +129,15 @@ class KvEventSubscriber:
         last = self.feed.last_sequence
         if not await self._catch_up(last or 0) and last is not None:
             self._lose()  # whatever happened while the connection was down can't be known
+
+    async def _take_waiting(self, socket: zmq.Socket[bytes]) -> None:
+        """What has arrived: received without asyncio's part in it, which costs ten times as much as a small batch."""
+        for _ in range(_TAKEN_AT_ONCE):
+            try:
+                message = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            await self._take(message)
 
     async def _take(self, message: list[bytes]) -> None:
         """One live message."""

@@ -96,14 +96,31 @@ def _chain(words: Any, words_per_block: int, has_root: bool, root: Any, seed: An
     return hashes
 
 
+@njit(cache=True, nogil=True)
+def _contents(words: Any, words_per_block: int, seed: Any) -> Any:
+    hashes = np.empty(len(words) // words_per_block, dtype=np.uint64)
+    for k in range(len(hashes)):
+        hashes[k] = _content(words, k * words_per_block, words_per_block, seed)
+    return hashes
+
+
+def content_hashes(tokens: npt.NDArray[np.uint32], block_size: int, seed: int) -> npt.NDArray[np.uint64]:
+    """Content hash of each full block of 16 or 32 tokens; see `kvcache.blocks.content_hashes`."""
+    hashes: npt.NDArray[np.uint64] = _contents(_words(tokens, block_size), block_size // 2, np.uint64(seed))
+    return hashes
+
+
+def _words(tokens: npt.NDArray[np.uint32], block_size: int) -> npt.NDArray[np.uint64]:
+    full = len(tokens) - len(tokens) % block_size
+    # numba compiles anew for read-only and for unaligned arrays, which would stall the first such request.
+    return np.require(tokens[:full].view(np.uint64), requirements=("ALIGNED", "WRITEABLE"))
+
+
 def chain_hashes(
     tokens: npt.NDArray[np.uint32], block_size: int, root: int | None, seed: int
 ) -> npt.NDArray[np.uint64]:
     """Chain hash of each full block of 16 or 32 tokens; see `kvcache.blocks.block_hashes`."""
-    full = len(tokens) - len(tokens) % block_size
-    # numba compiles anew for read-only and for unaligned arrays, which would stall the first such request.
-    words = np.require(tokens[:full].view(np.uint64), requirements=("ALIGNED", "WRITEABLE"))
     hashes: npt.NDArray[np.uint64] = _chain(
-        words, block_size // 2, root is not None, np.uint64(root or 0), np.uint64(seed)
+        _words(tokens, block_size), block_size // 2, root is not None, np.uint64(root or 0), np.uint64(seed)
     )
     return hashes

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.calibration import Calibration
 from loadgen.records import Outcome, RequestRecord
 
 MAX_CPU_SHARE = 0.9
@@ -29,6 +30,8 @@ class ClientLoad:
     """CPU seconds of this process a second, all its threads."""
     in_flight_max: int
     stopped: bool
+    calibration: Calibration | None = None
+    """What it adds to a TTFT with no server to wait for; None when the run ended before it was measured."""
 
 
 def check_client(records: Sequence[RequestRecord], load: ClientLoad, *, lag_limit_ms: float) -> dict[str, Any]:
@@ -42,19 +45,33 @@ def check_client(records: Sequence[RequestRecord], load: ClientLoad, *, lag_limi
             f"the client's event loop was late, p99 {loop_lag['p99']:.1f} ms, over {lag_limit_ms:g} ms: "
             f"lower the rate or free the machine"
         )
+    floor = load.calibration
+    if floor is not None and floor.floor_p50_ms > lag_limit_ms:
+        reasons.append(
+            f"the client adds {floor.floor_p50_ms:.1f} ms to every TTFT on its own, over {lag_limit_ms:g} ms: free the "
+            f"machine, or take it out of power saving"
+        )
     if load.cpu_share > MAX_CPU_SHARE:
         reasons.append(f"the client used {load.cpu_share:.0%} of a core and measured itself: lower the rate")
     if any("Too many open files" in record.error for record in records):
         reasons.append("the client ran out of file descriptors: raise the limit (ulimit -n)")
     return {
         "counts": count_outcomes(records),
-        "schedule_lag_ms": _spread_ms([lag for r in records if r.phase == "measured" and (lag := r.client_lag_s)]),
+        "schedule_lag_ms": schedule_lag_ms(records),
+        "client_floor_ms": None
+        if floor is None
+        else {"p50": round(floor.floor_p50_ms, 3), "p99": round(floor.floor_p99_ms, 3)},
         "loop_lag_ms": loop_lag,
         "cpu_share": round(load.cpu_share, 4),
         "in_flight_max": load.in_flight_max,
         "valid": not reasons,
         "reasons": reasons,
     }
+
+
+def schedule_lag_ms(records: Sequence[RequestRecord]) -> dict[str, float] | None:
+    """How late measured requests were sent."""
+    return _spread_ms([lag for r in records if r.phase == "measured" and (lag := r.client_lag_s)])
 
 
 def count_outcomes(records: Sequence[RequestRecord]) -> dict[str, int]:

@@ -1,8 +1,10 @@
 """The load generator as a Locust user, for `locust -f loadgen/locustfile.py` and for `loadgen.run`.
 
-One Locust user is the whole open-loop schedule: users that wait for answers before they go on would be a closed
-loop. Locust brings its web page, its statistics and its listeners. In its tables *E2E* rows end at the last
-byte and carry the body's true length, *TTFT* rows end at the first token; both count from the scheduled time.
+One Locust user is the whole schedule: users that wait for answers before they go on would be a closed loop. Where
+several processes or machines send it (`--processes`, `--master` and `--worker`) each sends its share of the plan and
+the master merges their request logs: see `loadgen.distributed`. Locust brings its web page, its statistics and its
+listeners. In its tables *E2E* rows end at the last byte and carry the body's true length, *TTFT* rows end at the
+first token; both count from the scheduled time.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gevent
@@ -17,10 +20,12 @@ import locust.stats
 from locust import User, constant, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
 from pydantic import ValidationError
 
 from documents import DocumentError
 from kvcache.tokenizer import TokenizerError
+from loadgen.distributed import DistributedError, Master, Worker, share_of
 from loadgen.http_client import Exchange
 from loadgen.load_run import LoadRun, UnreachableError, raise_file_limit
 from loadgen.prompts import PromptError
@@ -60,7 +65,8 @@ class PlanUser(User):
     fixed_count = 1
     wait_time = constant(0)
     load_run: ClassVar[LoadRun | None] = None
-    """The prepared run that this test sends."""
+    """The prepared run that this process sends by itself."""
+    master: ClassVar[Master | None] = None
 
     @task
     def send_plan(self) -> None:
@@ -147,14 +153,49 @@ def _config_from(options: Namespace) -> RunConfig:
     return RunConfig(target=options.host or "", **given)
 
 
+def _connect(environment: Environment, **_: Any) -> None:
+    """In a test of several processes: listen to the master, or to the workers."""
+    runner = environment.runner
+    if isinstance(runner, WorkerRunner):
+        raise_file_limit()
+        reporter = LocustReporter(environment, _scenario_name(environment))
+        Worker(runner, _prepare_share, reporter, (*INPUT_ERRORS, ValidationError))
+    elif isinstance(runner, MasterRunner):
+        PlanUser.master = Master(runner)
+
+
+def _scenario_name(environment: Environment) -> str:
+    options = environment.parsed_options
+    return Path(options.scenario).stem if options is not None else "prefixwatch"
+
+
+def _prepare_share(config: RunConfig, position: int, count: int) -> LoadRun:
+    return LoadRun.prepare(config, lambda plan: share_of(plan, position, count))
+
+
+def _lead(environment: Environment, master: Master, config: RunConfig) -> None:
+    try:
+        report = master.run(config)
+    except (DistributedError, RunConfigError) as error:
+        _refuse(environment, str(error))
+        return
+    for reason in report["reasons"]:
+        print(f"prefixwatch: not valid: {reason}", file=sys.stderr, flush=True)
+    gevent.spawn(_end_test, environment)
+
+
 def _prepare(environment: Environment, **_: Any) -> None:
     """Plan the run when a test starts, so that each test from the web page has prompts of its own."""
     options = environment.parsed_options
-    if options is None:  # run.py has prepared the run itself
+    if options is None or isinstance(environment.runner, WorkerRunner):  # run.py, or the master, sees to it
         return
     raise_file_limit()
     try:
-        PlanUser.load_run = LoadRun.prepare(_config_from(options))
+        config = _config_from(options)
+        if PlanUser.master is not None:
+            gevent.spawn(_lead, environment, PlanUser.master, config)
+            return
+        PlanUser.load_run = LoadRun.prepare(config)
     except ValidationError as error:
         fields = ", ".join("--" + str(e["loc"][0]).replace("_", "-") for e in error.errors())
         _refuse(environment, f"missing or wrong: {fields}: see locust -f loadgen/locustfile.py --help")
@@ -164,8 +205,11 @@ def _prepare(environment: Environment, **_: Any) -> None:
 
 def _stop_run(environment: Environment, **_: Any) -> None:
     """The test is stopped, by a person, a time limit or because the plan is sent: log what there is."""
-    run = PlanUser.load_run
-    if run is not None and run.started:
+    run, master = PlanUser.load_run, PlanUser.master
+    if master is not None and master.running:
+        master.stop()
+        master.finished.wait(WRITE_SECONDS)
+    elif run is not None and run.started:
         run.stop()
         run.finished.wait(WRITE_SECONDS)
 
@@ -178,5 +222,6 @@ def _refuse(environment: Environment, message: str) -> None:
 
 
 _events.init_command_line_parser.add_listener(_add_arguments)
+_events.init.add_listener(_connect)
 _events.test_start.add_listener(_prepare)
 _events.test_stopping.add_listener(_stop_run)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -26,9 +27,10 @@ from kvcache.index import BlockIndex
 from kvcache.subscriber import KvEventSubscriber
 from kvcache.tokenizer import Tokenizer, TokenizerError
 from router.cache_view import CacheView, EventView, HistoryView, NoView
+from router.cold_start import ColdEngines
 from router.config import RouterConfig
 from router.dispatch import CacheLosses, Dispatcher
-from router.errors import RouterError
+from router.errors import RouterError, error_body
 from router.health import HealthMonitor
 from router.ledger import Ledger
 from router.load import poll_load
@@ -38,6 +40,8 @@ from router.policies import make_policy
 from router.policy import Policy
 from router.prompt import CHAT, COMPLETIONS, PromptReader
 from router.proxy import Proxy
+from router.records import Recorder
+from router.request_log import RequestLog
 from router.upstream import forward_headers, upstream_session
 
 if TYPE_CHECKING:
@@ -52,6 +56,7 @@ except ImportError:  # not on Windows
 
 
 _OPEN_FILES = 65_536
+_NUMBER_DIGITS = 18
 
 
 class Router:
@@ -62,6 +67,9 @@ class Router:
         self._policy = policy
         self.ledger = Ledger()
         self.metrics = RouterMetrics(config.models)
+        self.request_log = RequestLog(config.request_records.kept)
+        self._cold_engines = ColdEngines(config.isolation)
+        self._recorder = Recorder(config, policy.name, self.request_log, self._cold_engines)
         self._subscribers: list[KvEventSubscriber] = []
         self._feeds: dict[str, WorkerFeed] = {}
         self._audit = IndexAudit(config.cache_view.audit_share, exact=config.cache_view.exact, seed=config.policy.seed)
@@ -93,12 +101,14 @@ class Router:
                 dispatcher=self.dispatcher,
                 health=self.health,
                 metrics=self.metrics,
+                recorder=self._recorder,
                 session=self._session,
                 tracing=tracing,
             )
             if self._proxy.wants_blocks:
                 await asyncio.to_thread(self._reader.warm_up)
             await asyncio.gather(*(self.health.probe(worker.name, self._session) for worker in self.config.workers))
+            await asyncio.gather(*(self._ask_whether_cold(name) for name, up in self.health.up().items() if up))
             self._start_tasks()
             yield
             for task in self._tasks:
@@ -134,6 +144,16 @@ class Router:
         healthy = any(worker["healthy"] for worker in workers)
         status = "ok" if healthy else "no healthy worker"
         return web.json_response({"status": status, "workers": workers}, status=200 if healthy else 503)
+
+    async def show_requests(self, request: web.Request) -> web.Response:
+        """`/router/requests?after=N`: the records after number N, a page at a time; see `RequestPage`."""
+        after = request.query.get("after", "0")
+        if not after.isdecimal() or len(after) > _NUMBER_DIGITS:
+            message = f"after={after[:40]!r} is not the number of a record: give the last one that you have, or 0"
+            body = error_body(message, "router_rejected", 400)
+            return web.Response(status=400, body=body, content_type="application/json")
+        page = self.request_log.page(int(after))
+        return web.Response(body=msgspec.json.encode(page), content_type="application/json")
 
     async def show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(
@@ -184,10 +204,14 @@ class Router:
 
     def _worker_up(self, name: str) -> None:
         self.dispatcher.worker_up(name)
+        self._start(self._ask_whether_cold(name))
         self._start(self._learn_models(self.health.states[name].config.url))
 
     def _worker_gone(self, name: str) -> None:
         self.dispatcher.worker_gone(name)
+
+    async def _ask_whether_cold(self, name: str) -> None:
+        await self._cold_engines.ask(name, self.health.states[name].config.url, self._session)
 
     async def _learn_models(self, url: str) -> None:
         """Names that engines serve may appear in metrics; names that only clients use may not."""
@@ -222,6 +246,7 @@ def create_app(config: RouterConfig, *, policy: Policy, tokenizer: Tokenizer | N
     app.router.add_get("/v1/models", router.list_models)
     app.router.add_get("/health", router.show_health)
     app.router.add_get("/metrics", router.show_metrics)
+    app.router.add_get("/router/requests", router.show_requests)
     return app
 
 

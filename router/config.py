@@ -26,6 +26,9 @@ class WorkerConfig(_Section):
     kv_replay: str | None = None
     kv_bind: bool = False
     """The router binds `kv_events` and the engine connects, instead of the other way round."""
+    zone: str = ""
+    """Where it stands, for who asks whether placements and sessions stay there; the router doesn't look at it."""
+    node: str = ""
 
     @field_validator("url")
     @classmethod
@@ -65,6 +68,10 @@ class TenantsConfig(_Section):
 
     header: str = "x-tenant-id"
     session_header: str = "x-session-id"
+    class_header: str = "x-request-class"
+    """Says which objectives a request is judged by."""
+    names: list[str] = Field(default_factory=list)
+    """Tenants without a salt. These and the salted ones are called by name in records, all others by a keyed hash."""
     salts: dict[str, str] = Field(default_factory=dict)
     trust_client_salt: bool = False
 
@@ -76,6 +83,11 @@ class TenantsConfig(_Section):
                 raise ValueError(f"the salt of tenant '{tenant}' is empty or begins with '{CLIENT_SALT_PREFIX}'")
         return salts
 
+    @property
+    def known(self) -> frozenset[str]:
+        """Tenants that are configured."""
+        return frozenset((*self.names, *self.salts))
+
     def salt_for(self, tenant: str, claimed: str | None) -> str | None:
         """The `cache_salt` to send for a request of `tenant` that came with the salt `claimed`."""
         if self.trust_client_salt and claimed:
@@ -86,6 +98,33 @@ class TenantsConfig(_Section):
         if self.salts and not self.trust_client_salt and claimed:
             return CLIENT_SALT_PREFIX + claimed
         return claimed
+
+
+class RequestRecordsConfig(_Section):
+    """The records of finished requests that the exporter reads at `/router/requests`."""
+
+    kept: int = Field(default=16_384, ge=1)
+    """The newest so many; about 1 KB each."""
+    hash_secret: str | None = Field(default=None, min_length=16)
+    """Key of the hashes that stand for sessions and unknown tenants. Give the routers of one fleet the same, so that
+    a session has one name; without it each router draws its own."""
+
+
+class IsolationConfig(_Section):
+    """What is remembered of each tenant's prompts, to tell whose cache a request reused. No prompt can be read from it.
+
+    `caches_at_start` says what engines held that already ran when the router started: `ask` reads from their metrics
+    whether they had served anything, `empty` trusts that they had not, `unknown` never does. Set it to `unknown` where
+    anything but this router sends to the engines: reuse of what it never saw is no proof. (Several routers that one
+    exporter scrapes are seen to share engines, and don't need it.)
+    """
+
+    remember: bool = True
+    blocks_per_tenant: int = Field(default=262_144, ge=1024, le=2**27)
+    """At least as much as the engines' caches hold of one tenant; 16 to 40 bytes each."""
+    tenants: int = Field(default=64, ge=0)
+    """Tenants remembered beside the configured ones."""
+    caches_at_start: Literal["ask", "empty", "unknown"] = "ask"
 
 
 class TimeoutsConfig(_Section):
@@ -127,6 +166,8 @@ class RouterConfig(_Section):
     """Model names that may appear in metrics, beside those the engines list; all others count as `other`."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
     health: HealthConfig = HealthConfig()
+    request_records: RequestRecordsConfig = RequestRecordsConfig()
+    isolation: IsolationConfig = IsolationConfig()
     max_body_bytes: int = Field(default=64 * 2**20, ge=1)
     otlp_endpoint: str | None = None
     """Base address of an OTLP/HTTP collector, such as http://127.0.0.1:4318; no spans without it."""

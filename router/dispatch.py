@@ -37,6 +37,10 @@ class Placement:
     losses: CacheLosses
     """What the worker was known to have lost of its cache until then."""
     losses_at_first_token: CacheLosses | None = None
+    held_tokens: int | None = None
+    """Reusable prompt tokens at the healthy worker that held most of them; None when nobody looked."""
+    held_by: str = ""
+    """That worker: the chosen one if it holds as much; empty where nobody held any."""
 
     @property
     def worker(self) -> str:
@@ -95,8 +99,16 @@ class Dispatcher:
         computing = self._computing.setdefault(decision.worker, {})
         others = tuple(computing)
         computing[request] = None
-        losses = self._losses(decision.worker)
-        return Placement(request, decision, predicted, look.seconds, choose_seconds, ticket, others, losses)
+        placement = Placement(
+            request, decision, predicted, look.seconds, choose_seconds, ticket, others, self._losses(decision.worker)
+        )
+        if look.depths is not None:
+            held_by, depth = _deepest(
+                look.depths, decision.worker, lambda name: name not in excluded and self._is_up(name)
+            )
+            placement.held_tokens = _reusable_tokens(request, depth)
+            placement.held_by = held_by if placement.held_tokens else ""
+        return placement
 
     def first_token(self, placement: Placement) -> None:
         self._computing.get(placement.worker, {}).pop(placement.request, None)
@@ -155,6 +167,19 @@ class _TimedLookup:
             self.depths = self._view.depths(request)
             self.seconds = self._clock() - begun
         return self.depths
+
+
+def _deepest(depths: Mapping[str, int], chosen: str, may_take: Callable[[str], bool]) -> tuple[str, int]:
+    """The worker that holds most of those that may take the request, and how many blocks; the chosen one if it holds as
+    much."""
+    own = depths.get(chosen, 0)
+    most = max(depths.values(), default=0)
+    while most > own:
+        for name, held in depths.items():
+            if held == most and may_take(name):
+                return name, held
+        most = max((held for held in depths.values() if held < most), default=0)
+    return chosen, own
 
 
 def _reusable_tokens(request: RouteRequest, depth: int) -> int:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from kvcache.prediction import PredictionCause
 from router.dispatch import Placement
 from router.explain import scores_json
+from router.isolation import Sent
 from router.policy import Decision
 from router.prompt import CHAT, Prompt
 from router.sse import AnswerWatch
@@ -37,15 +38,23 @@ class Exchange:
     path: str
     arrived_at: float
     tenant: str = ""
+    session: str = ""
+    request_class: str = ""
+    trace_id: str = ""
+    """Of the span that was begun, else of the client's `traceparent`."""
     explain: bool = False
     """The client asked for the decision's scores."""
     received_at: float | None = None
     prompt: Prompt | None = None
     placement: Placement | None = None
     """The last one tried."""
+    sent: Sent | None = None
+    """What its tenant had sent before; None where that isn't remembered."""
     retries: int = 0
     watch: AnswerWatch = field(default_factory=AnswerWatch)
     first_content_at: float | None = None
+    last_chunk_at: float | None = None
+    """Of a streamed answer."""
     ended_at: float | None = None
     outcome: Outcome = Outcome.FAILED
     """A failure until something else is known."""
@@ -75,6 +84,14 @@ class Exchange:
     def ttft_seconds(self) -> float | None:
         """Time to first content, of a streamed answer."""
         return None if self.first_content_at is None else self.first_content_at - self.arrived_at
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Time per output token after the first, of a streamed answer of at least two."""
+        first, last, tokens = self.first_content_at, self.last_chunk_at, self.watch.output_tokens
+        if first is None or last is None or tokens is None or tokens < 2:
+            return None
+        return (last - first) / (tokens - 1)
 
     def explanation(self, policy: str) -> dict[str, str]:
         """The response headers that tell the client how it was routed; what isn't known has none."""

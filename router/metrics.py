@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvcache.audit import IndexAudit
+from kvcache.cache_class import cache_class
 from kvcache.feed import FeedCounters
 from kvcache.subscriber import KvEventSubscriber
 from router.exchange import Exchange, Outcome
@@ -252,16 +253,3 @@ def _gauge(name: str, text: str, by_worker: Mapping[str, float]) -> GaugeMetricF
     for worker, value in by_worker.items():
         family.add_metric([worker], float(value))
     return family
-
-
-def cache_class(prompt_tokens: int | None, cached_tokens: int | None, block_size: int) -> str:
-    """hit: every reusable full block was cached; partial: some; miss: none; unknown: the engine didn't say.
-
-    The last prompt token is always computed, so a prompt of exactly k blocks can reuse k-1 of them.
-    """
-    if cached_tokens is None or prompt_tokens is None:
-        return "unknown"
-    if cached_tokens <= 0:
-        return "miss"
-    reusable = max(prompt_tokens - 1, 0) // block_size * block_size
-    return "hit" if cached_tokens >= reusable else "partial"

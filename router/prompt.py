@@ -60,6 +60,10 @@ class Prompt:
     hash_seconds: float
     text: str = ""
     """As `RouteRequest.text`."""
+    salted: bool = False
+    """The engine is told to keep the blocks apart."""
+    batch: bool = False
+    """There are further prompts in the body, of which nothing is known here."""
 
 
 class PromptReader:
@@ -116,6 +120,8 @@ class PromptReader:
             tokenize_seconds=tokenized - begun,
             hash_seconds=self._clock() - tokenized,
             text=words,
+            salted=bool(salt),
+            batch=path == COMPLETIONS and _is_batch(fields.prompt),
         )
 
     def _tokens(self, path: str, fields: _Body) -> Tokens | None:
@@ -165,6 +171,10 @@ def _prompt_text(prompt: Any) -> str:
     """A prompt that is text, or the first of a batch of such; otherwise empty."""
     first = prompt[0] if isinstance(prompt, list) and prompt else prompt
     return first if isinstance(first, str) else ""
+
+
+def _is_batch(prompt: Any) -> bool:
+    return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
 
 
 def _with_salt(body: bytes, salt: str | None) -> bytes:

@@ -26,6 +26,7 @@ from router.health import Fault, HealthMonitor
 from router.metrics import RouterMetrics
 from router.policy import NoWorkers, RouteRequest
 from router.prompt import CHAT, COMPLETIONS, Prompt, PromptReader, tokens_or_none
+from router.records import Recorder, trace_id_of
 from router.relay import Relay
 from router.sse import AnswerWatch
 from router.upstream import UpstreamFault, forward_headers, opened
@@ -53,6 +54,7 @@ class Proxy:
         dispatcher: Dispatcher,
         health: HealthMonitor,
         metrics: RouterMetrics,
+        recorder: Recorder,
         session: aiohttp.ClientSession,
         tracing: Tracing | None = None,
     ) -> None:
@@ -61,6 +63,7 @@ class Proxy:
         self._dispatcher = dispatcher
         self._health = health
         self._metrics = metrics
+        self._recorder = recorder
         self._session = session
         self._tracing = tracing
         self._policy_name = dispatcher.policy.name
@@ -84,6 +87,9 @@ class Proxy:
             path=request.path,
             arrived_at=perf_counter(),
             tenant=request.headers.get(self._config.tenants.header, ""),
+            session=request.headers.get(self._config.tenants.session_header, ""),
+            request_class=request.headers.get(self._config.tenants.class_header, ""),
+            trace_id=trace_id_of(request.headers.get("traceparent", "")),
             explain=request.headers.get(EXPLAIN_HEADER) == "1",
         )
         span: Span | None = None
@@ -99,6 +105,7 @@ class Proxy:
             if self._tracing is not None:
                 span = self._tracing.begin(exchange, request.headers)
                 headers.update(self._tracing.headers(span))
+                exchange.trace_id = self._tracing.trace_id(span)
             return await self._serve(request, exchange, exchange.prompt, headers)
         except asyncio.CancelledError:
             exchange.client_left()
@@ -107,6 +114,7 @@ class Proxy:
             exchange.ended_at = perf_counter()
             self._compare_prediction(exchange)
             self._metrics.record(exchange, self._config.block_size)
+            self._recorder.ended(exchange)
             if span is not None and self._tracing is not None:
                 self._tracing.finish(span, exchange, self._policy_name)
 
@@ -141,7 +149,7 @@ class Proxy:
             max_output_tokens=prompt.max_output_tokens,
             model=prompt.model,
             tenant=exchange.tenant,
-            session=request.headers.get(self._config.tenants.session_header, ""),
+            session=exchange.session,
             text=prompt.text,
         )
         faults: list[UpstreamFault] = []
@@ -174,6 +182,8 @@ class Proxy:
         if faults:
             exchange.retries += 1
             self._metrics.retries.labels(faults[-1].fault.value).inc()
+        else:  # once the request is on its way; callbacks keep the order of the placements
+            asyncio.get_running_loop().call_soon(self._recorder.placed, exchange)
         return placement
 
     async def _attempt(

@@ -71,8 +71,9 @@ class Relay:
         now = asyncio.get_running_loop().time
         read, watch, chunk = opening.response.content.readany, exchange.watch, opening.first
         while chunk:
+            exchange.last_chunk_at = perf_counter()
             if exchange.first_content_at is None and watch.content_seen:
-                exchange.first_content_at = perf_counter()
+                exchange.first_content_at = exchange.last_chunk_at
                 self._first_token(exchange)
             await response.write(chunk)
             deadline.reschedule(now() + self._inter_token_seconds)

@@ -44,6 +44,10 @@ class Tracing:
             start_time=_wall_ns(exchange.arrived_at),
         )
 
+    def trace_id(self, span: Span) -> str:
+        """As 32 hex digits."""
+        return f"{span.get_span_context().trace_id:032x}"
+
     def headers(self, span: Span) -> dict[str, str]:
         """The `traceparent` (and `tracestate`) that makes an engine's spans children of this one."""
         headers: dict[str, str] = {}

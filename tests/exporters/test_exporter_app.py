@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from exporters.app import Exporter, once, running
+from exporters.app import once, running
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.errors import ExporterError
+from exporters.exporter import Exporter
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from documents import DocumentError
 from exporters.catalogue import parse_system, shipped_catalogue
 from exporters.config import config_from_flags, split_listen
 from exporters.errors import ExporterError
@@ -65,5 +66,5 @@ def test_an_unknown_system_lists_the_known_ones() -> None:
 
 def test_a_wrong_catalogue_file_is_named_with_its_field() -> None:
     text = "system: x\ntitle: X\nrole: engine\ndetect: {any_of: [x]}\nsignals: {a: {kind: meter, unit: s, sources: []}}"
-    with pytest.raises(ExporterError, match=r"x.yaml: signals\.a\.kind"):
+    with pytest.raises(DocumentError, match=r"x.yaml:5: signals\.a\.kind: .*'counter', 'gauge'"):
         parse_system(text, "x.yaml")

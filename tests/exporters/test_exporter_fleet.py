@@ -62,6 +62,46 @@ def test_hotspots_inside_one_endpoint(make_target: MakeTarget) -> None:
     assert (fleet.hotspot.max_over_mean, fleet.hotspot.busiest_over_least) == (2.0, math.inf)
 
 
+def test_a_fleet_that_waits_for_one_worker_is_hot(make_target: MakeTarget) -> None:
+    """vllm-project/production-stack#1035 (RT01): 1.82 by cache alone is above 1.5, 1.31 with load is not."""
+    uneven = derive_fleet([make_target(f"e{i}", engine(load)) for i, load in enumerate([45.5, 20, 18, 16.5])]).hotspot
+    even = derive_fleet([make_target(f"e{i}", engine(load)) for i, load in enumerate([32.75, 25, 22.25, 20])]).hotspot
+    assert uneven is not None
+    assert even is not None
+    assert (uneven.max_over_mean, uneven.overloaded_ratio) == (1.82, 0.25)
+    assert (even.max_over_mean, even.overloaded_ratio) == (1.31, 0.0)
+
+
+def test_engines_tell_the_hotspot_that_no_router_replica_sees(make_target: MakeTarget) -> None:
+    """smg-project/smg#1621 (RT05): three replicas with 20 requests each at one worker, which has 60."""
+    replica = 'smg_worker_requests_total{worker="a"} 1\nsmg_worker_requests_active{worker="a"} 20\n'
+    usage = 'vllm:kv_cache_usage_perc{{engine="0"}} {}\n'
+    engines = [make_target("a", engine(60) + usage.format(0.98)), make_target("b", engine(0) + usage.format(0.05))]
+    fleet = derive_fleet([*engines, *(make_target(f"r{i}", replica) for i in range(3))])
+    assert fleet.hotspot is not None
+    assert (fleet.hotspot.max_over_mean, dict(fleet.loads)) == (2.0, {"a": 60.0, "b": 0.0})
+    assert [target.numbers.kv_usage_max_ratio for target in engines if target.numbers] == [0.98, 0.05]
+
+
+def test_one_worker_gets_all_though_nothing_is_in_flight(make_target: MakeTarget) -> None:
+    """AMD-AGI/Infera#103 (RT04): 448 to 0, sent one after another: the share of the window tells, the load can't."""
+    decisions = 'vllm_router_policy_decisions_total{{policy="p",worker="{}"}} {}\n'
+    before, after = decisions.format("w0", 0), decisions.format("w0", 448) + decisions.format("w1", 0)
+    idle = [make_target(name, engine(0)) for name in ("e0", "e1")]
+    fleet = derive_fleet([*idle, make_target("r", before, after)])
+    assert (fleet.hotspot, fleet.top_share) == (None, 1.0)  # of two workers: twice its even share
+
+
+def test_the_steps_of_a_decision_stay_apart(make_target: MakeTarget) -> None:
+    """vllm-project/aibrix#673 (RT37), llm-d/llm-d-router#1109 (RT36): tokenizing 60 ms is seen as such."""
+    router = RouterPage()
+    router.decision.labels("tokenize").observe(0.06)
+    router.decision.labels("lookup").observe(0.0005)
+    page = render([make_target("router", router.text())])[0].decode()
+    assert 'prefixwatch_router_decision_seconds_sum{step="tokenize"} 0.06' in page
+    assert 'prefixwatch_router_decision_seconds_sum{step="lookup"} 0.0005' in page
+
+
 def test_an_idle_fleet_has_no_hotspot(make_target: MakeTarget) -> None:
     fleet = derive_fleet([make_target("a", engine(0)), make_target("b", engine(0.5))])
     assert fleet.hotspot is None

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from exporters.app import Exporter, once
+from exporters.app import once
 from exporters.config import ExporterConfig, Limits, TargetConfig
+from exporters.exporter import Exporter
 from exporters.scrape import Scraper
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

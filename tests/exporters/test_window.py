@@ -25,7 +25,8 @@ def test_a_restart_of_one_engine_is_no_spike_in_the_sum() -> None:
     a = [1000, 1025, 1050, 75, 100, 125, 150, 175, 200]
     b = [1000 + 25 * step for step in range(9)]
     bank = CounterBank()
-    places = bank.places(["a", "b"])
+    bank.grow(2)
+    places = np.array([0, 1])
     sums = []
     for pair in zip(a, b, strict=True):
         bank.update(places, np.array(pair, dtype=float))
@@ -38,7 +39,8 @@ def test_a_restart_of_one_engine_is_no_spike_in_the_sum() -> None:
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), min_size=1, max_size=20))
 def test_totals_never_go_backwards(rows: list[list[float]]) -> None:
     bank = CounterBank()
-    places = bank.places(["a", "b", "c"])
+    bank.grow(3)
+    places = np.array([0, 1, 2])
     before = np.zeros(3)
     for row in rows:
         bank.update(places, np.array(row))
@@ -48,7 +50,8 @@ def test_totals_never_go_backwards(rows: list[list[float]]) -> None:
 
 def test_values_that_no_counter_can_have_change_nothing() -> None:
     bank = CounterBank()
-    places = bank.places(["a", "b", "c"])
+    bank.grow(3)
+    places = np.array([0, 1, 2])
     bank.update(places, np.array([5.0, 6.0, 7.0]))
     assert bank.update(places, np.array([np.nan, np.inf, -1.0])) is False
     assert bank.totals().tolist() == [5.0, 6.0, 7.0]
@@ -56,8 +59,9 @@ def test_values_that_no_counter_can_have_change_nothing() -> None:
 
 def test_a_series_that_vanished_keeps_its_total() -> None:
     bank = CounterBank()
-    bank.update(bank.places(["a", "b"]), np.array([5.0, 6.0]))
-    bank.update(bank.places(["b"]), np.array([8.0]))
+    bank.grow(2)
+    bank.update(np.array([0, 1]), np.array([5.0, 6.0]))
+    bank.update(np.array([1]), np.array([8.0]))
     assert bank.totals().tolist() == [5.0, 8.0]
 
 

@@ -127,7 +127,7 @@ def test_without_a_replay_the_worker_is_cleared_and_goes_on(bench: Bench) -> Non
     assert bench.depth() == 0
     assert bench.feed.apply(5, payload, 0.0).stored == OURS[:1]
     assert bench.depth() == 1
-    assert bench.feed.counters == FeedCounters(batches=2, stored_blocks=3, missed_batches=4, cleared=1)
+    assert bench.feed.counters == FeedCounters(batches=2, stored_blocks=3, missed_batches=4, lost_batches=4, cleared=1)
 
 
 def test_a_replay_that_starts_too_late_clears_first(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from loadgen.calibration import Calibration
 from loadgen.client_check import ClientLoad, check_client
 from loadgen.records import Outcome, RequestRecord
 
@@ -30,6 +31,7 @@ def test_a_quiet_client_is_valid_and_says_what_it_saw() -> None:
     ("load", "reason"),
     [
         (replace(GOOD, loop_lag_seconds=[0.03] * 100), "event loop was late, p99 30.0 ms, over 20 ms"),
+        (replace(GOOD, calibration=Calibration(38.0, 41.0, 60)), "adds 38.0 ms to every TTFT on its own"),
         (replace(GOOD, cpu_share=0.97), "used 97% of a core"),
         (replace(GOOD, stopped=True), "stopped before its end"),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from engines.process import free_port
 from loadgen.records import Outcome, read_requests
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
@@ -34,6 +35,11 @@ def run_locust(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py", "--headless", "--only-summary"]
     command += ["--scenario", str(scenario), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def in_two_processes() -> list[str]:
+    port = str(free_port())
+    return ["--processes", "2", "--master-port", port, "--master-bind-port", port]
 
 
 def entries(folder: Path) -> dict[str, dict[str, Any]]:
@@ -126,3 +132,44 @@ def test_wrong_input_ends_with_2_and_one_message(tmp_path: Path, arguments: list
     assert done.returncode == 2
     assert f"prefixwatch: {message}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_processes_send_one_plan_together_and_the_master_has_all_of_it(
+    serve: Serve, model_dir: Path, tmp_path: Path
+) -> None:
+    """locustio/locust#73, #2377 (LT15): merged counts and percentiles are those of the pooled requests."""
+
+    def script(server: Connection, sent: bytes) -> None:
+        time.sleep(0.0005 * (len(sent) % 100))
+        server.start_stream()
+        server.content(" a")
+        server.end_stream()
+
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    fixed = ["--model-dir", str(model_dir), "--nonce", "n", "--seed", "3"]
+    run_locust(tmp_path, "--host", serve(script).url, *fixed, "--out", str(alone))
+    server = serve(script)
+    files = ["--out", str(together), "--json-file", str(tmp_path / "stats")]
+    done = run_locust(tmp_path, "--host", server.url, *fixed, *files, *in_two_processes())
+
+    assert done.returncode == 0, done.stderr
+    merged = read_requests(together / "requests.parquet")
+    plan = read_requests(alone / "requests.parquet")
+    assert [(r.id, r.session, r.planned_prompt_tokens) for r in merged] == [
+        (r.id, r.session, r.planned_prompt_tokens) for r in plan
+    ]
+    assert {record.outcome for record in merged} == {Outcome.COMPLETED}
+    report = json.loads((together / "run.json").read_text())
+    assert (report["processes"], report["counts"]["completed"]) == (2, len(plan))
+    e2e = entries(tmp_path)["E2E"]
+    assert e2e["num_requests"] == len(server.requests) == len(plan)
+    pooled = sorted((r.end_s - r.scheduled_s) * 1e3 for r in merged if r.end_s is not None)
+    assert e2e["max_response_time"] == pytest.approx(pooled[-1], abs=0.01)
+    assert sum(e2e["response_times"].values()) == len(plan)
+
+
+def test_a_worker_s_refusal_is_the_master_s_message(tmp_path: Path, model_dir: Path) -> None:
+    done = run_locust(tmp_path, "--host", "http://127.0.0.1:1", "--model-dir", str(model_dir), *in_two_processes())
+
+    assert done.returncode == 2
+    assert "nothing answers at http://127.0.0.1:1" in done.stderr

@@ -1,0 +1,44 @@
+"""Targets from a server, in Prometheus' http_sd format."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from exporters.discovery.config import HttpSdConfig
+from exporters.discovery.provider import DiscoveryError, Found, label_sets
+from exporters.redact import shown_url
+from exporters.scrape import ScrapeFault, Scraper
+
+
+class HttpDiscovery:
+    """Asks every `refresh_interval`."""
+
+    name = "http_sd"
+
+    def __init__(self, config: HttpSdConfig, scraper: Scraper) -> None:
+        self._config = config
+        self._scraper = scraper
+        self._client = config.client()
+
+    async def fetch(self) -> Found:
+        shown = shown_url(self._config.url)
+        headers = {
+            "Accept": "application/json",
+            "X-Prometheus-Refresh-Interval-Seconds": f"{self._config.refresh_interval:g}",
+        }
+        try:
+            body = await self._scraper.get(self._config.url, self._client, headers)
+        except ScrapeFault as fault:
+            raise DiscoveryError(f"http_sd {shown}: {fault}; the last good list stays in use") from fault
+        try:
+            groups = json.loads(body)
+        except ValueError as error:
+            raise DiscoveryError(f"http_sd {shown}: the answer is not JSON: {error}") from error
+        return Found(label_sets(groups, f"http_sd {shown}", {"__meta_url": shown}))
+
+    async def changed(self) -> None:
+        await asyncio.sleep(self._config.refresh_interval)
+
+    async def close(self) -> None:
+        """The connection is the scraper's."""

@@ -1,0 +1,88 @@
+"""A scrape config's discoveries, and the targets that their label sets make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from exporters.client_config import ClientConfig
+from exporters.config import TargetConfig
+from exporters.discovery.config import DnsSdConfig, FileSdConfig, HttpSdConfig, KubernetesSdConfig, ScrapeConfig
+from exporters.discovery.dns import DnsDiscovery
+from exporters.discovery.files import FileDiscovery
+from exporters.discovery.http import HttpDiscovery
+from exporters.discovery.provider import Provider
+from exporters.discovery.relabel import Labels, relabel
+from exporters.errors import ExporterError
+from exporters.redact import shown_url
+from exporters.scrape import Scraper
+
+SdConfig = FileSdConfig | HttpSdConfig | DnsSdConfig | KubernetesSdConfig
+
+
+def sd_configs(job: ScrapeConfig) -> list[SdConfig]:
+    """Every place that the job looks in, but for its static targets."""
+    return [*job.file_sd_configs, *job.http_sd_configs, *job.dns_sd_configs, *job.kubernetes_sd_configs]
+
+
+def provider_for(config: SdConfig, scraper: Scraper) -> Provider:
+    """Raises ExporterError when it can't work on this machine."""
+    match config:
+        case FileSdConfig():
+            return FileDiscovery(config)
+        case HttpSdConfig():
+            return HttpDiscovery(config, scraper)
+        case DnsSdConfig():
+            return DnsDiscovery(config)
+        case KubernetesSdConfig():
+            return _kubernetes(config)
+
+
+def _kubernetes(config: KubernetesSdConfig) -> Provider:
+    try:
+        from exporters.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415  # optional
+    except ModuleNotFoundError as error:
+        raise ExporterError(
+            "kubernetes_sd_configs needs the Kubernetes client, which is not installed: "
+            "pip install 'prefixwatch[kubernetes]'"
+        ) from error
+    return KubernetesDiscovery(config)
+
+
+def static_targets(job: ScrapeConfig) -> list[Labels]:
+    return [{**group.labels, "__address__": address} for group in job.static_configs for address in group.targets]
+
+
+def target_configs(job: ScrapeConfig, found: Iterable[Labels]) -> tuple[list[TargetConfig], list[str]]:
+    """The targets that remain after relabelling, and why a label set that should be one can't be."""
+    client = job.client()
+    targets, problems = [], []
+    for labels in found:
+        kept = relabel(
+            {"job": job.job_name, "__scheme__": job.scheme, "__metrics_path__": job.metrics_path} | labels,
+            job.relabel_configs,
+        )
+        if kept is None or "__address__" not in kept:
+            continue
+        try:
+            targets.append(_target(job, client, kept))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            why = str(first["msg"]).removeprefix("Value error, ")
+            shown = shown_url(f"//{kept['__address__']}").removeprefix("//")
+            problems.append(f"job {job.job_name}: target {shown}: {first['loc'][0]}: {why}")
+    return targets, problems
+
+
+def _target(job: ScrapeConfig, client: ClientConfig, labels: Labels) -> TargetConfig:
+    address = labels["__address__"]
+    return TargetConfig(
+        name=labels.get("instance", address),
+        url=f"{labels.get('__scheme__', 'http')}://{address}{labels.get('__metrics_path__', '/metrics')}",
+        system=labels.get("__system__", job.system),
+        kv_events=labels.get("__kv_events__"),
+        kv_replay=labels.get("__kv_replay__"),
+        labels={name: value for name, value in labels.items() if not name.startswith("__") and name != "instance"},
+        **{name: getattr(client, name) for name in ClientConfig.model_fields},
+    )

@@ -1,0 +1,19 @@
+"""Our histograms as the metrics page writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from prometheus_client.core import HistogramMetricFamily
+
+from exporters.histogram import Histogram
+
+
+def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
+    """Add a histogram's buckets, and its sum and count where the sum is known."""
+    buckets = [
+        ("+Inf" if math.isinf(bound) else repr(bound), count)
+        for bound, count in zip(histogram.bounds, histogram.counts, strict=True)
+    ]
+    family.add_metric(labels, buckets, histogram.total)

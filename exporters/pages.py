@@ -1,0 +1,115 @@
+"""The HTTP face of an exporter."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from html import escape
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from exporters.exporter import Exporter
+from exporters.fleet_api import fleet_document
+from exporters.metrics_text import collect, encode
+from exporters.prefixes_api import prefixes_handler
+from exporters.web_config import WebSecurity
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Reload = Callable[[], Awaitable[str]]
+
+_DERIVED_AT_A_TIME = 50
+_HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cache-Control": "no-store"}
+
+
+def web_app(exporter: Exporter, reload: Reload, security: WebSecurity | None = None) -> web.Application:
+    """All pages. `reload` answers with what was wrong, empty when it was taken."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        await _derive(exporter)
+        families = collect(exporter.targets, exporter.sources, exporter.departed.holders())
+        # A thousand targets' page takes a second to write: scrapes go on meanwhile.
+        body, content_type = await asyncio.to_thread(encode, families, request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def fleet(_: web.Request) -> web.Response:
+        await _derive(exporter)
+        return web.json_response(fleet_document(exporter.targets, time.monotonic(), exporter.sources))
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response(text="healthy\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        if exporter.ready:
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text="not ready: some targets have not been scraped yet\n")
+
+    async def reloaded(_: web.Request) -> web.Response:
+        problem = await reload()
+        if problem:
+            return web.Response(status=500, text=f"refused, the old configuration stays in use: {problem}\n")
+        return web.Response(text="reloaded\n")
+
+    async def index(_: web.Request) -> web.Response:
+        return web.Response(text=_index_page(exporter), content_type="text/html")
+
+    app = web.Application(middlewares=[_guard(security)])
+    app.add_routes(
+        [
+            web.get("/", index),
+            web.get("/metrics", metrics),
+            web.get("/api/v1/fleet", fleet),
+            web.get("/api/v1/prefixes", prefixes_handler(exporter.prefixes)),
+            web.get("/-/healthy", healthy),
+            web.get("/-/ready", ready),
+            web.post("/-/reload", reloaded),
+            web.put("/-/reload", reloaded),
+        ]
+    )
+    if exporter.spans is not None:
+        app.add_routes(exporter.spans.routes())
+    return app
+
+
+async def _derive(exporter: Exporter) -> None:
+    """Work out every target's numbers, letting scrapes through in between."""
+    for position, target in enumerate(list(exporter.targets)):
+        if target.numbers and position % _DERIVED_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+
+
+def _guard(security: WebSecurity | None) -> Middleware:
+    """Basic authentication before, and security headers after every page."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        headers = _HEADERS | (security.headers if security else {})
+        if security and security.needs_login and not await security.allows(request.headers.get("Authorization")):
+            challenge = {"WWW-Authenticate": 'Basic realm="prefixwatch"'}
+            return web.Response(status=401, text="Unauthorized\n", headers=headers | challenge)
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            error.headers.update(headers)
+            raise
+        if not response.prepared:
+            response.headers.update(headers)
+        return response
+
+    return guard
+
+
+def _index_page(exporter: Exporter) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(target.name)}</td><td>{escape(target.system.title if target.system else 'unknown')}</td>"
+        f"<td>{escape('up' if target.up else f'{target.reason}: {target.detail}')}</td></tr>"
+        for target in exporter.targets
+    )
+    return (
+        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>prefixwatch exporter</title></head><body>"
+        "<h1>prefixwatch exporter</h1><ul><li><a href='/metrics'>metrics</a></li>"
+        "<li><a href='/api/v1/fleet'>fleet (JSON)</a></li>"
+        "<li><a href='/api/v1/prefixes'>prefixes (JSON)</a></li><li><a href='/-/ready'>ready</a></li></ul>"
+        f"<table><tr><th>target</th><th>system</th><th>state</th></tr>{rows}</table></body></html>"
+    )

@@ -1,0 +1,233 @@
+"""One engine's KV events into the fleet's block table: batch by batch, in the engine's own block size.
+
+What is kept, dropped and asked for again is as in `kvcache.feed`, for who counts blocks rather than look prompts up.
+Only what lies on the GPU is counted, and only what full attention stores there: see `kvcache.feed.FULL_ATTENTION`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from kvcache.block_table import BlockTable, Runs
+from kvcache.blocks import SEED, Hashes, Tokens, content_hashes
+from kvcache.event_sequence import Applied, EventSequence
+from kvcache.event_wire import Cleared, Event, Removed, Stored, decode_wire
+from kvcache.events import BlockId, EventDecodeError, Tier, tier_of
+from kvcache.feed import FULL_ATTENTION, PARK_SECONDS
+from kvcache.table_kernel import REMOVED, STORED_AFTER, STORED_BARE, STORED_UNDER
+
+_PARKED_AT_MOST = 1024
+_U64 = 2**64 - 1
+
+
+@dataclass(slots=True)
+class _Parked:
+    event: Stored
+    until_seconds: float
+
+
+class TableFeed(EventSequence):
+    """State between one engine's event stream and the block table.
+
+    `wall_clock` stands in where a batch doesn't say when it was. `blocks` has the worker's totals: they count from the
+    moment that this feed was made, while what a replay tells of the time before only says what is held.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        table: BlockTable,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(worker)
+        self.block_size: int | None = None
+        """The engine's, from its first event on."""
+        self.clears = 0
+        """Times that blocks were held and then, all at once, not known to be held any more."""
+        self.blocks = table.join(worker)
+        self._table = table
+        self._wall_clock = wall_clock
+        self._since_unix_seconds = wall_clock()
+        self._live = False
+        self._full_groups: dict[int, bool] = {}
+        self._parked: deque[_Parked] = deque()
+
+    @property
+    def parked(self) -> int:
+        return len(self._parked)
+
+    def expire(self, now_seconds: float) -> None:
+        while self._parked and self._parked[0].until_seconds <= now_seconds:
+            self._parked.popleft()
+            self.counters.unknown_parents += 1
+
+    def _apply_payload(self, payload: bytes, now_seconds: float, done: Applied) -> None:
+        self.expire(now_seconds)
+        if self.worker not in self._table.workers:  # it had left, and is back
+            self.blocks = self._table.join(self.worker)
+        try:
+            batch = decode_wire(payload)
+            work = _Work(batch.ts if math.isfinite(batch.ts) and batch.ts > 0 else self._wall_clock())
+            self._live = self._live or not done.replayed
+            work.counting = self._live or work.at >= self._since_unix_seconds
+            self.counters.ignored_events += batch.unknown_events
+            self._apply_events(batch.events, work, now_seconds, done)
+        except EventDecodeError:
+            self.counters.malformed_batches += 1
+            self._drop_all()
+            done.cleared = True
+            return
+        done.timestamp = batch.ts
+
+    def _apply_events(self, events: Sequence[Event], work: _Work, now_seconds: float, done: Applied) -> None:
+        for event in events:
+            if isinstance(event, Cleared):
+                self._flush(work, now_seconds)
+                self._drop_all()
+                self.incomplete = False
+                done.cleared = True
+            elif not self._counts(event):
+                self.counters.ignored_events += 1
+            elif isinstance(event, Stored):
+                work.add_stored(event)
+            else:
+                work.add_removed(event)
+        self._flush(work, now_seconds)
+
+    def _counts(self, event: Stored | Removed) -> bool:
+        medium, group = event.medium, event.group_index
+        if medium is not None and medium != "GPU" and tier_of(medium) is not Tier.GPU:
+            return False
+        if not isinstance(event, Stored):
+            return group is None or self._full_groups.get(group, group == 0)
+        if event.attention is not None:
+            full = event.attention in FULL_ATTENTION
+            if group is not None:
+                self._full_groups[group] = full
+        else:
+            full = group is None or self._full_groups.get(group, group == 0)
+        if full and event.block_size != self.block_size:
+            if self.block_size is not None:
+                return event.block_size < 1  # which is refused where its tokens are read
+            self.block_size = event.block_size if event.block_size > 0 else None
+        return full and bool(event.token_ids)
+
+    def _flush(self, work: _Work, now_seconds: float) -> None:
+        """Apply what has gathered; runs whose parent isn't known wait for it."""
+        if not work.events:
+            return
+        before = self.blocks.resident_blocks
+        orphans = self.blocks.apply(work.runs(self.block_size or 1), work.at, counting=work.counting)
+        if self._parked or len(orphans):
+            self._park(work, orphans.tolist(), now_seconds)
+        self.counters.stored_blocks += work.stored
+        self.counters.removed_blocks += max(work.stored + before - self.blocks.resident_blocks, 0)
+        work.clear()
+
+    def _park(self, work: _Work, orphans: Iterable[int], now_seconds: float) -> None:
+        waiting = set(orphans)
+        for position, event in enumerate(work.events):
+            if isinstance(event, Removed) and self._parked:
+                gone = set(event.block_hashes)
+                self._parked = deque(p for p in self._parked if gone.isdisjoint(p.event.block_hashes))
+            elif isinstance(event, Stored) and position in waiting:
+                if len(self._parked) >= _PARKED_AT_MOST:
+                    self._parked.popleft()
+                    self.counters.unknown_parents += 1
+                self._parked.append(_Parked(event, now_seconds + PARK_SECONDS))
+        self._retry(work)
+
+    def _retry(self, work: _Work) -> None:
+        """Again and again, for a run that finds its parent may be another's."""
+        waiting = -1
+        while self._parked and len(self._parked) != waiting:
+            waiting = len(self._parked)
+            again = _Work(work.at, work.counting)
+            for parked in self._parked:
+                again.add_stored(parked.event)
+            orphans = set(self.blocks.apply(again.runs(self.block_size or 1), work.at, counting=work.counting).tolist())
+            self._parked = deque(parked for k, parked in enumerate(self._parked) if k in orphans)
+
+    def _forget_blocks(self) -> None:
+        self._parked.clear()
+        if self.blocks.resident_blocks:
+            self.clears += 1
+        self.blocks.clear()
+
+    def _leave(self) -> None:
+        self._table.leave(self.worker, self.blocks)
+
+
+class _Work:
+    """Events that gather, in order, into one call of the kernel: one run an event."""
+
+    def __init__(self, at_seconds: float, counting: bool = True) -> None:
+        self.at = at_seconds
+        self.counting = counting
+        self.clear()
+
+    def clear(self) -> None:
+        self.events: list[Stored | Removed] = []
+        self.stored = 0
+        self._removed = 0
+        self._runs: array[int] = array("Q")
+        self._ids: list[BlockId] = []
+        self._tokens: array[int] = array("I")
+        self._multimodal: dict[int, tuple[int, ...]] = {}
+
+    def add_stored(self, event: Stored) -> None:
+        count, parent = len(event.block_hashes), event.parent_block_hash
+        self._tokens.extend(event.tokens())
+        if parent is not None:
+            self._runs.extend((STORED_AFTER, count, _name(parent)))
+        else:
+            root = event.root()
+            self._runs.extend((STORED_BARE if root is None else STORED_UNDER, count, root or 0))
+        if event.extra_keys and any(event.extra_keys):
+            for position, keys in event.multimodal().items():
+                self._multimodal[self.stored + position] = keys
+        self._ids.extend(event.block_hashes)
+        self.stored += count
+        self.events.append(event)
+
+    def add_removed(self, event: Removed) -> None:
+        count = len(event.block_hashes)
+        self._runs.extend((REMOVED, count, 0))
+        self._ids.extend(event.block_hashes)
+        self._removed += count
+        self.events.append(event)
+
+    def runs(self, block_size: int) -> Runs:
+        tokens: Tokens = np.frombuffer(self._tokens, dtype=np.uint32)
+        runs = np.frombuffer(self._runs, dtype=np.uint64).reshape(-1, 3)
+        return Runs(
+            kinds=runs[:, 0].astype(np.int32),
+            sizes=runs[:, 1].astype(np.int32),
+            parents=runs[:, 2].copy(),
+            ids=_names(self._ids),
+            contents=content_hashes(tokens, block_size, self._multimodal),
+            block_tokens=block_size,
+            removals=self._removed,
+        )
+
+
+def _names(ids: list[BlockId]) -> Hashes:
+    """The engine's names of blocks, as 64 bits each."""
+    try:
+        return np.frombuffer(array("Q", ids), dtype=np.uint64)  # type: ignore[type-var]  # bytes: a TypeError
+    except (OverflowError, TypeError):
+        return np.array([_name(one) for one in ids], dtype=np.uint64)
+
+
+def _name(block_id: BlockId) -> int:
+    """Signed numbers wrap around, digests are hashed: within one engine's names nothing else comes out equal."""
+    return block_id & _U64 if isinstance(block_id, int) else xxh3_64_intdigest(block_id, SEED)

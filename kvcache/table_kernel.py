@@ -1,0 +1,319 @@
+"""The inner loops of `kvcache.block_table`: open-addressing tables of numpy records, compiled where numba is there.
+
+Without numba the same functions run as they stand, with the same results and some fifty times slower. A table is an
+array of 2^k records whose field `key` (u64) is 0 where the place is free; probing is linear, and a removal shifts what
+comes after it back, so that no dead places are left. Callers see to it that there is room for whatever a call may add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from kvcache.blocks import SEED
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_jit: Any
+_link: Callable[[Any, Any, Any], Any]
+try:
+    from numba import njit
+
+    from kvcache.xxh3_kernel import _link
+
+    COMPILED = True
+    _jit = njit(cache=True, nogil=True)
+except ImportError:  # numba is the optional extra "fast"
+    COMPILED = False
+    _jit = None
+
+    def _link(previous: Any, content: Any, seed: Any) -> Any:
+        return np.uint64(xxh3_64_intdigest(previous.tobytes() + content.tobytes(), int(seed)))
+
+
+def _compiled(function: _F) -> _F:
+    return _jit(function) if COMPILED else function
+
+
+WORKER_ENTRY = np.dtype([("key", "<u8"), ("at", "<f8"), ("row", "<i4"), ("copies", "<i4")])
+"""A block at one worker, by the engine's name of it: since when, its row, and how many copies the engine keeps."""
+ROW_ENTRY = np.dtype([("key", "<u8"), ("row", "<i4")])
+"""Where the row of a chain hash is."""
+EVICTED_ENTRY = np.dtype([("key", "<u8"), ("at", "<f8")])
+"""When a chain hash was evicted at one worker."""
+BLOCK = np.dtype([("hash", "<u8"), ("parent", "<i4"), ("children", "<i4"), ("replicas", "<i4"), ("tokens", "<i4")])
+"""A distinct block: its chain hash, its parent's row, how many rows have it as parent, how many workers hold it, and
+how many tokens it holds.
+
+A free row has -1 children; its parent is the next free row.
+"""
+REMOVED, STORED_AFTER, STORED_UNDER, STORED_BARE = range(4)
+"""Kinds of runs, which are consecutive blocks of one event. Stored after a block (the parent is the engine's name of
+it), under a namespace (the parent is its root), or at the beginning of the public namespace."""
+
+DONE, ORPHAN = range(2)
+"""What became of a run; an orphan's parent isn't known, and nothing was done with it."""
+
+FRESH_ROW, FREE_ROW, HELD_ROWS = range(3)
+"""Places in the fleet's counts: rows ever used, the first free one (-1: none), rows that some worker holds."""
+
+STORED, EVICTED, REGRETTED, RESIDENT, REMEMBERED, SWEPT = range(6)
+"""Places in a worker's counts. Evictions are remembered in a table that is swept for old ones from place to place."""
+
+_SWEPT_PER_BLOCK = 8
+
+
+class Fleet(NamedTuple):
+    """What all workers share."""
+
+    blocks: Any
+    rows: Any
+    counts: Any
+
+
+class Worker(NamedTuple):
+    """One worker's part. `ages` counts evictions by the block's lifetime, up to each of `bounds` and above."""
+
+    held: Any
+    evicted: Any
+    counts: Any
+    bounds: Any
+    ages: Any
+    ages_sum: Any
+
+
+class Batch(NamedTuple):
+    """What is said of a worker, in columns by run: its kind, how many blocks it has, and what they are attached to.
+
+    `ids` are the runs' block names one after the other, `contents` the content hashes of the stored ones among them,
+    each of so many `tokens`. What isn't `counting` changes no total.
+    """
+
+    kinds: Any
+    sizes: Any
+    parents: Any
+    ids: Any
+    contents: Any
+    tokens: int
+    at: float
+    regret_seconds: float
+    counting: bool
+
+
+_EMPTY = np.uint64(0)
+_INSTEAD_OF_EMPTY = np.uint64(0x9E3779B97F4A7C15)
+_FOLD = np.uint64(29)
+_SEED = np.uint64(SEED)
+
+
+@_compiled
+def _home(key: Any, size: int) -> Any:
+    """Where a key belongs; engines may name blocks 1, 2, 3 …, so the upper bits are folded in, not trusted."""
+    return np.int64((key ^ (key >> _FOLD)) & np.uint64(size - 1))
+
+
+@_compiled
+def _key(value: Any) -> Any:
+    return _INSTEAD_OF_EMPTY if value == _EMPTY else value
+
+
+@_compiled
+def _find(table: Any, key: Any) -> int:
+    """The key's place, or -1."""
+    size = len(table)
+    place = _home(key, size)
+    while table[place]["key"] != _EMPTY:
+        if table[place]["key"] == key:
+            return place  # type: ignore[no-any-return]  # an integer
+        place = (place + 1) & (size - 1)
+    return -1
+
+
+@_compiled
+def _vacant(table: Any, key: Any) -> Any:
+    """Where a key that isn't there is to be put."""
+    size = len(table)
+    place = _home(key, size)
+    while table[place]["key"] != _EMPTY:
+        place = (place + 1) & (size - 1)
+    return place
+
+
+@_compiled
+def _delete(table: Any, place: int) -> None:
+    """Empty a place, and move back whatever was pushed past it."""
+    size = len(table)
+    hole, probe = place, (place + 1) & (size - 1)
+    while table[probe]["key"] != _EMPTY:
+        home = _home(table[probe]["key"], size)
+        if ((probe - home) & (size - 1)) >= ((probe - hole) & (size - 1)):
+            table[hole] = table[probe]
+            hole = probe
+        probe = (probe + 1) & (size - 1)
+    table[hole]["key"] = _EMPTY
+
+
+@_compiled
+def rehash(old: Any, new: Any) -> None:
+    """Copy all entries into a table of another size."""
+    for place in range(len(old)):
+        if old[place]["key"] != _EMPTY:
+            new[_vacant(new, old[place]["key"])] = old[place]
+
+
+@_compiled
+def _row_of(chain: Any, parent: Any, tokens: int, fleet: Any) -> Any:
+    """The row of a block, made if it is new."""
+    key = _key(chain)
+    place = _find(fleet.rows, key)
+    if place >= 0:
+        return fleet.rows[place]["row"]
+    row = fleet.counts[FREE_ROW]
+    if row >= 0:
+        fleet.counts[FREE_ROW] = fleet.blocks[row]["parent"]
+    else:
+        row = fleet.counts[FRESH_ROW]
+        fleet.counts[FRESH_ROW] += 1
+    fleet.blocks[row]["hash"] = chain
+    fleet.blocks[row]["parent"] = parent
+    fleet.blocks[row]["children"] = 0
+    fleet.blocks[row]["replicas"] = 0
+    fleet.blocks[row]["tokens"] = tokens
+    if parent >= 0:
+        fleet.blocks[parent]["children"] += 1
+    place = _vacant(fleet.rows, key)
+    fleet.rows[place]["key"] = key
+    fleet.rows[place]["row"] = row
+    return np.int32(row)
+
+
+@_compiled
+def _release(row: int, fleet: Any) -> None:
+    """One worker less holds this block. A row stays while its children do: they hang on it."""
+    blocks = fleet.blocks
+    blocks[row]["replicas"] -= 1
+    if blocks[row]["replicas"] == 0:
+        fleet.counts[HELD_ROWS] -= 1
+    while row >= 0 and blocks[row]["replicas"] == 0 and blocks[row]["children"] == 0:
+        _delete(fleet.rows, _find(fleet.rows, _key(blocks[row]["hash"])))
+        parent = blocks[row]["parent"]
+        blocks[row]["children"] = -1
+        blocks[row]["parent"] = fleet.counts[FREE_ROW]
+        fleet.counts[FREE_ROW] = row
+        if parent >= 0:
+            blocks[parent]["children"] -= 1
+        row = parent
+
+
+@_compiled
+def _sweep_evictions(places: int, before: float, worker: Any) -> None:
+    """Forget what was evicted before this time, in the next so many places of the table."""
+    place, size = worker.counts[SWEPT] & (len(worker.evicted) - 1), len(worker.evicted)
+    for _ in range(min(places, size)):
+        while worker.evicted[place]["key"] != _EMPTY and worker.evicted[place]["at"] < before:
+            _delete(worker.evicted, place)  # which may move another one here
+            worker.counts[REMEMBERED] -= 1
+        place = (place + 1) & (size - 1)
+    worker.counts[SWEPT] = place
+
+
+@_compiled
+def _remember_eviction(chain: Any, at: float, worker: Any) -> None:
+    """A full table remembers no more until old evictions have been swept from it."""
+    key = _key(chain)
+    place = _find(worker.evicted, key)
+    if place < 0:
+        if 4 * worker.counts[REMEMBERED] >= 3 * len(worker.evicted):
+            return
+        place = _vacant(worker.evicted, key)
+        worker.counts[REMEMBERED] += 1
+    worker.evicted[place]["key"] = key
+    worker.evicted[place]["at"] = at
+
+
+@_compiled
+def _store(block_id: Any, row: int, batch: Any, worker: Any, fleet: Any) -> None:
+    """A block that this worker didn't hold."""
+    fleet.blocks[row]["replicas"] += 1
+    if fleet.blocks[row]["replicas"] == 1:
+        fleet.counts[HELD_ROWS] += 1
+    place = _vacant(worker.held, block_id)
+    worker.held[place]["key"] = block_id
+    worker.held[place]["at"] = batch.at
+    worker.held[place]["row"] = row
+    worker.held[place]["copies"] = 1
+    worker.counts[RESIDENT] += 1
+    if batch.counting:
+        worker.counts[STORED] += 1
+    place = _find(worker.evicted, _key(fleet.blocks[row]["hash"]))
+    if place >= 0:
+        if batch.counting and batch.at - worker.evicted[place]["at"] <= batch.regret_seconds:
+            worker.counts[REGRETTED] += 1
+        _delete(worker.evicted, place)
+        worker.counts[REMEMBERED] -= 1
+
+
+@_compiled
+def _remove(block_id: Any, batch: Any, worker: Any, fleet: Any) -> None:
+    place = _find(worker.held, block_id)
+    if place < 0:
+        return
+    if worker.held[place]["copies"] > 1:
+        worker.held[place]["copies"] -= 1
+        return
+    row = worker.held[place]["row"]
+    age = max(batch.at - worker.held[place]["at"], 0.0)
+    _delete(worker.held, place)
+    worker.counts[RESIDENT] -= 1
+    if batch.counting:
+        worker.counts[EVICTED] += 1
+        worker.ages[np.searchsorted(worker.bounds, age)] += 1
+        worker.ages_sum[0] += age
+        _remember_eviction(fleet.blocks[row]["hash"], batch.at, worker)
+    _release(row, fleet)
+
+
+@_compiled
+def apply_runs(batch: Any, outcomes: Any, worker: Any, fleet: Any) -> None:
+    """Everything that one batch says of one worker, in order; `outcomes` says what became of each run."""
+    _sweep_evictions(_SWEPT_PER_BLOCK * len(batch.ids), batch.at - batch.regret_seconds, worker)
+    first = first_content = 0
+    for k in range(len(batch.kinds)):
+        kind, count = batch.kinds[k], batch.sizes[k]
+        ids = batch.ids[first : first + count]
+        first += count
+        if kind == REMOVED:
+            for block_id in ids:
+                _remove(_key(block_id), batch, worker, fleet)
+            continue
+        contents = batch.contents[first_content : first_content + count]
+        first_content += count
+        chain, row, bare = batch.parents[k], np.int32(-1), kind == STORED_BARE
+        if kind == STORED_AFTER:
+            place = _find(worker.held, _key(chain))
+            if place < 0:
+                outcomes[k] = ORPHAN
+                continue
+            row = worker.held[place]["row"]
+            chain = fleet.blocks[row]["hash"]
+        for n in range(count):
+            chain = contents[n] if bare else _link(chain, contents[n], _SEED)
+            bare = False
+            place = _find(worker.held, _key(ids[n]))
+            if place >= 0:
+                worker.held[place]["copies"] += 1
+                row = worker.held[place]["row"]
+                chain = fleet.blocks[row]["hash"]
+            else:
+                row = _row_of(chain, row, batch.tokens, fleet)
+                _store(_key(ids[n]), row, batch, worker, fleet)
+
+
+@_compiled
+def release_all(held: Any, fleet: Any) -> None:
+    """The worker holds nothing any more. Its table is left as it is, to be thrown away."""
+    for place in range(len(held)):
+        if held[place]["key"] != _EMPTY:
+            _release(held[place]["row"], fleet)
