@@ -57,7 +57,8 @@ lock: .venv/dev
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements.lock
 	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast --extra kubernetes --group dev -c requirements.lock \
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements-dev.lock
-	$(BIN)/uv pip compile --universal --python-version 3.11 tests/peers/requirements.in \
+	$(BIN)/uv pip compile --python-platform linux --python-version 3.11 tests/peers/requirements.in \
+	  --overrides tests/peers/overrides.in \
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o tests/peers/requirements.lock
 
 clean:

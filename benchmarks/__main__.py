@@ -11,6 +11,7 @@ import sys
 QUICK = {
     "router decision": ["benchmarks.router_decision"],
     "block index": ["benchmarks.index_memory"],
+    "KV events": ["benchmarks.kv_events_rate", "--blocks", "50000", "--grow", "50000"],
     "TTFT added by the router": ["benchmarks.router_added_ttft"],
     "exporter CPU per scrape": ["benchmarks.exporter_scrape"],
     "load generator's TTFT error": ["benchmarks.loadgen_ttft_error", "--seconds", "4"],

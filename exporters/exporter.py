@@ -31,7 +31,11 @@ from slo.document import load_request_objectives, shipped_names
 
 _log = logging.getLogger("prefixwatch.exporter")
 
-_FIXED_SETTINGS = ("requests", "objectives", "pricing", "tenants", "hash_secret", "otlp", "probes")
+_RELOADED = frozenset(
+    {"targets", "scrape_configs", "interval_seconds", "timeout_seconds", "limits", "catalogue", "prefixes"}
+)
+"""Settings that a reload may change."""
+
 _FIRST_SCRAPES_APART_SECONDS = 0.005
 _GOLDEN_RATIO = 0.618033988749895
 """Multiples of it modulo 1 are spread evenly, however many there are."""
@@ -60,7 +64,9 @@ class Exporter:
         self.records = RouterRecords(self.ledger, self.targets)
         self.sources.append(self.ledger)
         secret = config.prefix_secret
-        self.prefixes = PrefixSource(config.prefixes, secret.get_secret_value() if secret else None)
+        self.prefixes = PrefixSource(
+            config.prefixes, secret.get_secret_value() if secret else None, traffic=self.ledger.prefix_counts
+        )
         self.sources.append(self.prefixes)
         self.sources.append(
             CacheSource(
@@ -168,11 +174,13 @@ class Exporter:
 
         Raises ExporterError, and changes nothing, when it can't be taken.
         """
-        if config.listen != self.config.listen:
-            raise ExporterError(f"listen can't change to {config.listen} while running: restart the exporter")
-        for name in _FIXED_SETTINGS:
-            if getattr(config, name) != getattr(self.config, name):
-                raise ExporterError(f"{name} can't change while running: restart the exporter")
+        fixed = [
+            name
+            for name in type(config).model_fields
+            if name not in _RELOADED and getattr(config, name) != getattr(self.config, name)
+        ]
+        if fixed:
+            raise ExporterError(f"{', '.join(fixed)} can't change while running: restart the exporter")
         assert self._scraper is not None
         catalogue = self._catalogue if self._given_catalogue else load_catalogue(config.catalogue)
         _check_systems(config, catalogue)

@@ -258,6 +258,8 @@ _SPANS: tuple[_Row, ...] = (
 _EXPORTER: tuple[_Row, ...] = (
     ("gauge", "data_quality",
      "1 when this flag warns that the target's numbers may mislead, 0 when it was checked.", ("target", "flag")),
+    ("gauge", "missing_signal", "1 for a signal that the target's newest page lacks under all of its known names.",
+     ("target", "signal")),
     ("gauge", "target_up", "1 when the last scrape brought metrics of a known system.",
      ("target", "system", "version")),
     ("gauge", "window_ready", "1 when rates and ratios over the window are known.", ("target",)),

@@ -46,6 +46,7 @@ class Goodput:
             RequestField.TPOT_SECONDS: record.tpot_seconds,
             RequestField.E2E_SECONDS: record.e2e_seconds if seen.completed else None,
             RequestField.COMPLETED: float(seen.completed),
+            RequestField.HIT_RATIO: _hit_ratio(seen),
         }
         facts = RequestFacts(
             request_class=seen.request_class,
@@ -88,3 +89,9 @@ class Goodput:
     def _begin_class(self, name: str) -> None:
         self._requests.add(0, name)
         self._tokens.add(0, name)
+
+
+def _hit_ratio(seen: SeenRequest) -> float | None:
+    """Cached over all prompt tokens; None where either isn't known."""
+    prompt = seen.record.prompt_tokens
+    return seen.cached_tokens / prompt if seen.cached_tokens is not None and prompt else None

@@ -28,6 +28,7 @@ from exporters.fleet import (
 )
 from exporters.histogram_text import add_histogram
 from exporters.kv_text import kv_event_families
+from exporters.quality import missing_signals
 from exporters.source import Source
 from exporters.target import Target
 
@@ -212,13 +213,15 @@ def _engine_gauges(targets: Sequence[Target]) -> list[Metric]:
 
 
 def _quality(targets: Sequence[Target], now_seconds: float) -> list[Metric]:
-    quality = gauge("data_quality")
+    quality, missing = gauge("data_quality"), gauge("missing_signal")
     mixed = frozenset().union(*(names for _, names in coarsened(targets).values()))
     for target in targets:
         for flag, raised in target.flags(now_seconds).items():
             quality.add_metric([target.name, flag], float(raised))
         quality.add_metric([target.name, "mixed_buckets"], float(target.name in mixed))
-    return [quality]
+        for signal in missing_signals(target.store) if target.store else ():
+            missing.add_metric([target.name, signal], 1.0)
+    return [quality, missing]
 
 
 def _target_health(targets: Sequence[Target], now_seconds: float) -> list[Metric]:

@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from exporters.families import gauge
 from exporters.locality import spatial_ratio
 from exporters.prefix_names import NamedPrefix, PrefixNames
+from exporters.prefix_traffic import BlockCounts, NodeTraffic, node_traffic
 from kvcache.block_table import BlockTable, TableSnapshot
 from kvcache.prefix_tree import PrefixTree, prefix_tree
 
@@ -28,6 +29,8 @@ HOTTEST = 20
 """So many branches are exported, beside those that have a name."""
 
 REFRESH_SECONDS = 2.0
+TRAFFIC_REFRESH_SECONDS = 5.0
+"""A cache that only hits publishes no event: the tree stays, its traffic doesn't."""
 _SHARE_OF_A_CORE = 0.05
 
 NO_EVENTS = "no target publishes KV events that are listened to: set kv_events for the targets that do"
@@ -45,6 +48,8 @@ class TreeView:
     """By family, of `QUANTILES`."""
     hot_branch_tokens: Mapping[str, int]
     spatial_locality: float | None
+    traffic: NodeTraffic | None
+    """None without request records."""
     changed_unix_seconds: float
     seconds: float
     """How long it took to compute."""
@@ -61,6 +66,7 @@ class PrefixSource:
         named: Sequence[NamedPrefix] = (),
         secret: str | None = None,
         *,
+        traffic: Callable[[float], BlockCounts | None] = lambda now_seconds: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.table = BlockTable()
@@ -68,9 +74,18 @@ class PrefixSource:
         self.view: TreeView | None = None
         self.started = secrets.token_hex(4)
         """Names this life of the process: versions begin again with the next."""
+        self._traffic = traffic
+        self._traffic_at = 0.0
+        self._counts: BlockCounts | None = None
+        self._looks = 0
         self._wall_clock = wall_clock
         self._renamed = 0
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def etag(self) -> str:
+        """Changes with everything that the tree's pages show."""
+        return f"{self.started}-{self._looks}" if self.view else f"{self.started}-none"
 
     def configure(self, named: Sequence[NamedPrefix]) -> None:
         """Other names from the next tree on."""
@@ -87,13 +102,18 @@ class PrefixSource:
                 await self._task
 
     async def refresh(self) -> None:
-        """Compute the tree anew if the table has changed."""
-        if self.view is not None and self.view.tree.version == self.table.version:
+        """Compute the tree anew if the table has changed, or traffic may have."""
+        now = time.monotonic()
+        unchanged = self.view is not None and self.view.tree.version == self.table.version
+        if unchanged and now - self._traffic_at < TRAFFIC_REFRESH_SECONDS:
             return
-        renamed = self._renamed
-        view = await asyncio.to_thread(self._look, self.table.snapshot())
+        renamed, self._traffic_at = self._renamed, now
+        counts = self._traffic(now)
+        if unchanged and counts == self._counts:
+            return
+        view = await asyncio.to_thread(self._look, self.table.snapshot(), counts)
         if renamed == self._renamed:  # else these are the old names
-            self.view = view
+            self.view, self._counts, self._looks = view, counts, self._looks + 1
 
     def metrics(self, now_seconds: float) -> Iterator[Metric]:
         if not self.table.workers:
@@ -127,9 +147,10 @@ class PrefixSource:
             took = self.view.seconds if self.view else 0.0
             await asyncio.sleep(max(REFRESH_SECONDS, took / _SHARE_OF_A_CORE))
 
-    def _look(self, snapshot: TableSnapshot) -> TreeView:
+    def _look(self, snapshot: TableSnapshot, counts: BlockCounts | None) -> TreeView:
         began = time.monotonic()
-        tree = prefix_tree(snapshot, self.names.fingerprints)
+        asked = {*self.names.fingerprints, *(counts.ended if counts else ()), *(counts.reused if counts else ())}
+        tree = prefix_tree(snapshot, asked)
         configured = self.names.by_node(tree)
         hot = dict.fromkeys(self.names.names, 0)  # a named prefix that isn't cached has no tokens: that is known
         for node in dict.fromkeys([*configured, *tree.hottest(HOTTEST)]):
@@ -144,6 +165,7 @@ class PrefixSource:
             },
             hot_branch_tokens=hot,
             spatial_locality=spatial_ratio(tree),
+            traffic=node_traffic(tree, counts) if counts else None,
             changed_unix_seconds=self._wall_clock(),
             seconds=time.monotonic() - began,
         )

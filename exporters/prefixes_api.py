@@ -23,7 +23,7 @@ DEFAULT_DEPTH, DEFAULT_LIMIT = 3, 500
 MOST_NODES = 5_000
 MOST_IN_COLUMNS = 50_000
 
-NO_HIT_SHARE = "KV events tell what is cached, not what is hit; request records don't say which prefix was hit"
+NO_TRAFFIC = "KV events tell what is cached, not what is hit: scrape a prefixwatch router, whose request records do"
 
 
 class UnknownNode(LookupError):
@@ -72,8 +72,18 @@ def columns_document(source: PrefixSource) -> dict[str, Any]:
             "copied_tokens": tree.copied_tokens[shown].tolist(),
             "cached_tokens_below": tree.tokens_below[shown].tolist(),
             "replicas": tree.replicas()[shown].tolist(),
+            **_traffic_columns(view, shown),
         },
         "names": {str(place[node]): name for node, name in view.configured.items() if node in place},
+    }
+
+
+def _traffic_columns(view: TreeView, shown: list[int]) -> dict[str, list[int]]:
+    if view.traffic is None:
+        return {}
+    return {
+        "requests": view.traffic.requests[shown].tolist(),
+        "reused_requests": view.traffic.reused[shown].tolist(),
     }
 
 
@@ -85,7 +95,7 @@ def prefixes_handler(source: PrefixSource) -> Any:
             asked = _asked(request.query)
         except ValueError as error:
             return _json({"error": str(error)}, status=400)
-        etag = f'"{source.started}-{source.view.tree.version if source.view else "none"}"'
+        etag = f'"{source.etag}"'
         if etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers={"ETag": etag})
         try:
@@ -139,8 +149,15 @@ def _head(source: PrefixSource, view: TreeView) -> dict[str, Any]:
             "copied_tokens": int(tree.copied_tokens.sum()),
             "height_levels": tree.height,
         },
-        "absent": {"hit_share": NO_HIT_SHARE},
+        **_traffic(view),
     }
+
+
+def _traffic(view: TreeView) -> dict[str, Any]:
+    """`unplaced_requests` ended at blocks that aren't in the tree (any more)."""
+    if view.traffic is None:
+        return {"absent": {"requests": NO_TRAFFIC, "flow_tokens": NO_TRAFFIC, "hit_share": NO_TRAFFIC}}
+    return {"unplaced_requests": view.traffic.unplaced, "absent": {}}
 
 
 def _entry(source: PrefixSource, view: TreeView, node: int, ids: Mapping[int, str]) -> dict[str, Any]:
@@ -160,7 +177,18 @@ def _entry(source: PrefixSource, view: TreeView, node: int, ids: Mapping[int, st
         "cached_tokens_below": int(tree.tokens_below[node]),
         "copied_tokens_below": int(tree.copied_tokens_below[node]),
         "workers": dict(tree.workers_of(node)),
+        **_flow(view, node),
     }
+
+
+def _flow(view: TreeView, node: int) -> dict[str, Any]:
+    """Requests of the last 5 to 10 minutes whose prompts ran through the node, the tokens that makes, and the share of
+    these requests that found the node (or its beginning) cached; without any there is no share."""
+    if view.traffic is None:
+        return {}
+    requests, reused = int(view.traffic.requests[node]), int(view.traffic.reused[node])
+    flow = {"requests": requests, "flow_tokens": requests * int(view.tree.length_tokens[node])}
+    return flow | ({"hit_share": reused / requests} if requests else {})
 
 
 def _node(source: PrefixSource, tree: PrefixTree, wanted: str) -> int:

@@ -19,6 +19,7 @@ from exporters.families import NAMESPACE, counter
 from exporters.goodput import Goodput
 from exporters.isolation import Isolation
 from exporters.locality import Locality
+from exporters.prefix_traffic import BlockCounts, PrefixTraffic
 from exporters.request_absences import absences
 from exporters.request_counts import FirstTokens, RequestCounts
 from exporters.request_settings import Pricing, RequestSettings
@@ -129,6 +130,11 @@ class RequestLedger:
         trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
         return trusted.locality.ratios(now_seconds) if trusted else {}
 
+    def prefix_counts(self, now_seconds: float) -> BlockCounts | None:
+        """Where the requests of our routers ended in the prefix tree; None before there are records."""
+        account = self._accounts.get(ROUTER)
+        return account.prefix_traffic.counts(now_seconds) if account else None
+
     def document(self, now_seconds: float) -> Mapping[str, Any]:
         written = {family.name.removeprefix(NAMESPACE) for family in self.metrics(now_seconds) if family.samples}
         trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
@@ -191,6 +197,7 @@ class _Account:
     ) -> None:
         self.sessions = Sessions(settings.sessions, window_seconds, place_of)
         self.locality = Locality(window_seconds, settings.sessions, place_of)
+        self.prefix_traffic = PrefixTraffic()
         self._goodput = Goodput(objectives)
         self._isolation = Isolation()
         first_tokens = FirstTokens(window_seconds, settings.window_requests)
@@ -201,6 +208,7 @@ class _Account:
             self._isolation,
             self.sessions,
             self.locality,
+            self.prefix_traffic,
             Routing(place_of),
             cold_prefill,
         )

@@ -191,8 +191,9 @@ def _named_faults(timeout_seconds: float) -> Iterator[None]:
 
 def _explain(error: OSError) -> str:
     """The system's own words; the event loop's are about its calls. A resolver's numbers are not the system's."""
-    known = error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror)
-    return os.strerror(error.errno) if known else error.strerror or str(error)
+    if error.errno and error.errno > 0 and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _connect_reason(error: OSError) -> str:

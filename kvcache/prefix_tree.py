@@ -100,6 +100,10 @@ class PrefixTree:
             inside[span] |= inside[self.parent[span]]
         return np.flatnonzero(inside)
 
+    def with_all_below(self, own: Ints) -> Ints:
+        """By node, what it has itself and what all nodes below it have."""
+        return _up(_spans(self.level), self.parent, own)
+
     def levels_of_leaves(self) -> Ints:
         return self.level.compress(self.children == 0)
 
@@ -162,12 +166,14 @@ def _total(node: Ints, weights: npt.NDArray[Any], count: int) -> Ints:
 def _named(
     fingerprints: Iterable[int], used: Ints, hashes: npt.NDArray[np.uint64], node_of_row: Ints
 ) -> dict[int, int]:
-    found = {}
-    for fingerprint in fingerprints:
-        at = np.flatnonzero(hashes == np.uint64(fingerprint))
-        if len(at):
-            found[fingerprint] = int(node_of_row[used[at[0]]])
-    return found
+    wanted = np.fromiter(fingerprints, dtype=np.uint64)
+    if not len(wanted) or not len(hashes):
+        return {}
+    order = np.argsort(hashes)
+    place = np.minimum(np.searchsorted(hashes[order], wanted), len(hashes) - 1)
+    at = order[place]
+    there = hashes[at] == wanted
+    return dict(zip(wanted[there].tolist(), node_of_row[used[at[there]]].tolist(), strict=True))
 
 
 def _climb(used: Ints, parent: Ints, is_head: npt.NDArray[np.bool_]) -> Ints:

@@ -1,7 +1,8 @@
 """What one request did to the prefix caches: the record that a router keeps and the exporter reads.
 
 The router serves records as JSON at `/router/requests`; spans and probes are brought into the same form. No token,
-text or salt is in it, and a session is a keyed hash.
+text or salt is in it, and a session is a keyed hash. Chain
+hashes name blocks by their content; the exporter shows none of them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The longest opening that this tenant sent before, in full blocks, or with the answers to it where those explain
     more of `cached_tokens`; None when that isn't known."""
     block_size: int | None = None
+    prompt_block: int | None = None
+    """Chain hash of the prompt's last full block: where in the prefix tree it ended."""
+    reused_block: int | None = None
+    """Chain hash of the last block that the engine reused."""
     output_tokens: int | None = None
     decision_seconds: float | None = None
     ttft_seconds: float | None = None

@@ -68,6 +68,8 @@ class Recorder:
                 held_by=placement.held_by if placement else "",
                 own_tokens=self._own_tokens(exchange),
                 block_size=self._block_size,
+                prompt_block=self._block(exchange, tokens),
+                reused_block=self._block(exchange, watch.cached_tokens),
                 output_tokens=watch.output_tokens,
                 decision_seconds=exchange.decision_seconds,
                 ttft_seconds=exchange.ttft_seconds,
@@ -76,6 +78,12 @@ class Recorder:
                 trace_id=exchange.trace_id,
             )
         )
+
+    def _block(self, exchange: Exchange, tokens: int | None) -> int | None:
+        """The last full block of so many tokens of the prompt; None where its blocks aren't known, or none is full."""
+        blocks = exchange.prompt.blocks if exchange.prompt is not None else ()
+        full = min((tokens or 0) // self._block_size, len(blocks))
+        return int(blocks[full - 1]) if full else None
 
     def _own_tokens(self, exchange: Exchange) -> int | None:
         """What the tenant had sent; None at a worker whose cache may hold what was sent before this router's life, and

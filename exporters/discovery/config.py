@@ -104,7 +104,8 @@ class ScrapeConfig(ClientConfig):
     """Targets that are scraped the same way, and all the places where they are looked for.
 
     After relabelling `__address__`, `__scheme__` and `__metrics_path__` make the URL and `instance` (by default the
-    address) the target's name. `__system__`, `__kv_events__` and `__kv_replay__` are those of a target.
+    address) the target's name. `__system__`, `__model__`, `__kv_events__`, `__kv_replay__`, `zone` and `node` are those
+    of a target.
     """
 
     job_name: str = Field(min_length=1, description="a name of your own for this group of targets")

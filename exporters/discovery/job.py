@@ -83,6 +83,9 @@ def _target(job: ScrapeConfig, client: ClientConfig, labels: Labels) -> TargetCo
         system=labels.get("__system__", job.system),
         kv_events=labels.get("__kv_events__"),
         kv_replay=labels.get("__kv_replay__"),
+        model=labels.get("__model__"),
+        zone=labels.get("zone", ""),
+        node=labels.get("node", ""),
         labels={name: value for name, value in labels.items() if not name.startswith("__") and name != "instance"},
         **{name: getattr(client, name) for name in ClientConfig.model_fields},
     )

@@ -197,3 +197,13 @@ async def test_no_secret_is_ever_logged_or_shown(tmp_path: Path, serve_pages: Se
         root.setLevel(logging.WARNING)
     assert "scrape failed" in log.getvalue()
     assert [one for one in shown if "s3cret" in one] == []
+
+
+async def test_a_refused_configuration_is_told_without_its_secrets(file: File, serve_pages: ServePages) -> None:
+    file.write(targets=[{"name": "a", "url": await serve_pages({"/metrics": PAGE})}])
+    async with running(file.load(), file.load) as exporter:
+        file.write(targets=[{"name": "a", "url": "http://u:s3cret@h"}, {"name": "b", "url": "ftp://h/?token=s3cret"}])
+        status, text = await reload(exporter)
+        assert status == 500
+        assert "put them into basic_auth" in text
+        assert "s3cret" not in text

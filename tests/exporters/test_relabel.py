@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +14,13 @@ from exporters.discovery.relabel import RelabelRule, relabel
 POD = {"__address__": "10.0.0.7:8000", "__meta_kubernetes_pod_label_app": "vllm", "__meta_zone": "a"}
 
 
-def after(*rules: dict[str, object], labels: dict[str, str] = POD) -> dict[str, str] | None:
+def after(*rules: Mapping[str, object], labels: dict[str, str] = POD) -> dict[str, str] | None:
     return relabel(labels, [RelabelRule.model_validate(rule) for rule in rules])
 
 
 @pytest.mark.parametrize(("regex", "kept"), [("vllm", True), ("vll", False), ("llm", False), (".*l+m", True)])
 def test_keep_and_drop_match_the_whole_value(regex: str, kept: bool) -> None:
-    rule = {"source_labels": ["__meta_kubernetes_pod_label_app"], "regex": regex}
+    rule: dict[str, object] = {"source_labels": ["__meta_kubernetes_pod_label_app"], "regex": regex}
     assert (after(rule | {"action": "keep"}) is not None) == kept
     assert (after(rule | {"action": "drop"}) is None) == kept
 

@@ -193,3 +193,33 @@ async def test_more_targets_than_the_limit_are_not_scraped(tmp_path: Path, serve
     assert len(fleet.exporter.targets) == 2
     assert "3 targets, limits.targets is 2" in fleet.exporter.service.document(0.0)["problems"][0]
     await fleet.exporter.close()
+
+
+async def test_labels_say_what_a_target_is_and_where_it_stands(tmp_path: Path, serve_pages: ServePages) -> None:
+    file = tmp_path / "targets.json"
+    labels = {
+        "name": "w0",
+        "__meta_zone": "eu-1a",
+        "__meta_node": "n7",
+        "__system__": "vllm",
+        "__model__": "m",
+        "__kv_events__": "tcp://h:5557",
+        "__kv_replay__": "tcp://h:5558",
+        "team": "llm",
+    }
+    file.write_text(json.dumps([{"targets": ["h:8000"], "labels": labels}]))
+    relabel = [
+        {"source_labels": ["name"], "target_label": "instance"},
+        {"action": "labelmap", "regex": "__meta_(.+)"},
+    ]
+    job = {"job_name": "j", "scheme": "https", "file_sd_configs": [{"files": [str(file)]}], "relabel_configs": relabel}
+    exporter = Exporter(ExporterConfig.model_validate({"scrape_configs": [job]}))
+    await exporter.open()
+    (target,) = (target.config for target in exporter.targets)
+    assert (target.name, target.url, target.system, target.model) == ("w0", "https://h:8000/metrics", "vllm", "m")
+    assert (target.kv_events, target.kv_replay) == ("tcp://h:5557", "tcp://h:5558")
+    assert (target.zone, target.node) == ("eu-1a", "n7")
+    assert target.labels == {"job": "j", "name": "w0", "team": "llm", "zone": "eu-1a", "node": "n7"} | {
+        "filepath": str(file)
+    }
+    await exporter.close()

@@ -149,3 +149,13 @@ def test_the_external_caches_queries_are_never_added(feed: Feed, external_querie
 
     numbers = derive_target(feed(page(0, 0, 0, 0), page(1000, 600, 200, external_queries)))
     assert numbers.raw_hit_ratio == 0.8
+
+
+def test_a_histogram_without_finite_buckets_has_a_count_and_no_quantile(feed: Feed) -> None:
+    """Found by fuzzing: what is left of a page that broke off, or of bounds that have nothing in common."""
+    name = "vllm:time_to_first_token_seconds"
+    numbers = derive_target(
+        feed(*(f'{name}_bucket{{le="+Inf"}} {count}\n{name}_sum {count}\n{name}_count {count}\n' for count in (0, 50)))
+    )
+    assert dict(numbers.latency_seconds) == {}
+    assert numbers.absent["ttft"] == "its series have no bucket bound in common but +Inf"

@@ -82,7 +82,12 @@ async def test_a_password_is_hashed_once_and_then_remembered(tmp_path: Path, mon
     security = WebSecurity(web_config(tmp_path, basic_auth_users={"sre": HASH}))
     hashed: list[bytes] = []
     check = bcrypt.checkpw
-    monkeypatch.setattr(bcrypt, "checkpw", lambda password, known: hashed.append(password) or check(password, known))
+
+    def noted(password: bytes, known: bytes) -> bool:
+        hashed.append(password)
+        return check(password, known)
+
+    monkeypatch.setattr(bcrypt, "checkpw", noted)
     answers = [await security.allows(basic("sre", word)) for word in (PASSWORD, "wrong", PASSWORD, "wrong")]
     assert (answers, hashed) == ([True, False, True, False], [PASSWORD.encode(), b"wrong"])
 

@@ -1,0 +1,69 @@
+"""`prefixwatch exporter catalogue`: look at the systems that the exporter knows, and try a file of one's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+import documents
+from exporters.catalogue import Catalogue, System, shipped_catalogue
+from exporters.catalogue_check import Check, check
+from exporters.errors import ExporterError
+
+
+def run_check(file: str, against: Path, console: Console, *, as_json: bool) -> int:
+    """Hold a catalogue file, or a shipped system's name, against a page; 0 when nothing looks wrong, else 1."""
+    shipped = shipped_catalogue()
+    system = shipped.get(file) if file in shipped.names else documents.load(file, System)
+    others = Catalogue([system, *(shipped.get(name) for name in shipped.names)])
+    found = check(system, _page(against), others)
+    if as_json:
+        print(json.dumps({"schema": 1, "ok": found.ok, **asdict(found)}, indent=2))
+    else:
+        _show(found, console)
+    return 0 if found.ok else 1
+
+
+def schema() -> str:
+    """The JSON schema of a catalogue file, for editors."""
+    return json.dumps(System.model_json_schema(by_alias=True), indent=2)
+
+
+def _page(path: Path) -> bytes:
+    try:
+        body = path.read_bytes()
+        return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+    except (OSError, EOFError, zlib.error) as error:
+        raise ExporterError(f"--against {path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _show(found: Check, console: Console) -> None:
+    version = f" {found.version}" if found.version else ""
+    console.print(f"[bold]{escape(found.system)}[/bold]{escape(version)}")
+    if not found.detected:
+        console.print("[red]the page is not taken for this system: no name of detect.any_of is on it, "
+                      "or one of none_of is[/red]")  # fmt: skip
+    if found.also:
+        console.print(f"[red]the page is also taken for: {', '.join(found.also)}[/red]")
+    table = Table(
+        Column("signal", no_wrap=True), "kind", "unit", "series", "value", Column("read from", overflow="fold")
+    )
+    for one in found.mapped:
+        value = "" if one.value is None else f"{one.value:g}"
+        table.add_row(one.signal, one.kind, one.unit, str(one.series), value, escape("\n".join(one.families)))
+    console.print(table)
+    for warning in found.warnings:
+        console.print(f"[red]! {escape(warning)}[/red]", soft_wrap=True)
+    for signal, families in found.unmatched.items():
+        console.print(f"not on the page: {signal} ({escape(', '.join(families))})", soft_wrap=True)
+    if found.unused:
+        console.print(f"families that no signal reads: {len(found.unused)}")
+        for name, kind in found.unused.items():
+            console.print(f"  {escape(name)} ({kind})")

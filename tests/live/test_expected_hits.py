@@ -1,0 +1,74 @@
+"""What a scenario says beforehand that a cache would reuse is what a real vLLM reports, to within a block a request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from documents import parse
+from engines.fleet import EngineHandle
+from kvcache.tokenizer import Tokenizer
+from loadgen.plan import PlannedRequest, expected_hit_tokens
+from loadgen.planner import make_plan
+from loadgen.prompts import PromptWriter
+from loadgen.scenario import Scenario
+
+pytestmark = pytest.mark.vllm
+
+BASE = """\
+name: live
+duration_seconds: 12
+arrivals: {rate_per_second: 2}
+groups: {count: 2, shared_tokens: {min: 150, max: 400}, unique_tokens: {min: 8, max: 90}, output_tokens: 3}
+"""
+NESTING = """\
+name: live
+duration_seconds: 12
+arrivals: {rate_per_second: 2}
+groups:
+  nesting: [{name: company, count: 2, tokens: 130}, {name: product, count: 2, tokens: {median: 90, sigma: 0.5}}]
+  unique_tokens: {min: 8, max: 90}
+  output_tokens: 2
+"""
+KINDS = {
+    "groups and tenants": BASE + "tenants: [{name: a, salt: sa}, {name: b, salt: sb}]\n",
+    "nesting": NESTING,
+    "sessions that fork": BASE + "sessions: {turns: 3, think_seconds: 1, forks: {share: 0.5}}\n",
+    "documents": BASE + "documents: {count: 4, per_turn: 2, tokens: 70}\n",
+    "tools and examples": BASE
+    + "tools: {count: 4, tokens: 40, shuffled_share: 0.3}\nfew_shot: {pool: 3, shots: 2, tokens: 40}\n",
+    "dynamic front": BASE + "dynamic_front: {tokens: 6, share: 0.5}\n",
+    "roll-out": BASE + "rollout: {at_seconds: 5, keeps_tokens: 70}\n",
+}
+
+
+async def usage_of(session: aiohttp.ClientSession, url: str, request: PlannedRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "tiny", "messages": request.messages, "max_tokens": request.max_tokens}
+    if request.salt is not None:
+        body["cache_salt"] = request.salt
+    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        usage: dict[str, Any] = json.loads(await response.text())["usage"]
+        return usage
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_real_engine_hits_what_the_plan_says(
+    engines: list[EngineHandle], session: aiohttp.ClientSession, tokenizer: Tokenizer, kind: str
+) -> None:
+    engine = engines[0]
+    scenario = parse(KINDS[kind], Scenario, name="live.yaml")
+    plan = make_plan(scenario, PromptWriter(tokenizer), seed=3, nonce=f"live {kind}", model="tiny")
+    hits = 0
+    for request in plan.requests:
+        usage = await usage_of(session, engine.url, request)
+        assert usage["prompt_tokens"] == request.prompt_tokens
+        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        expected = expected_hit_tokens(request.shared_tokens, request.prompt_tokens, engine.block_size)
+        assert abs(cached - expected) <= engine.block_size
+        hits += cached
+    assert len(plan.requests) > 12
+    assert hits > 0
