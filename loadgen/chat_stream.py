@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -110,6 +111,12 @@ class ChatStream:
             self.error_code = int(code)
         words = [str(fields[key]) for key in ("type", "message") if fields.get(key)]
         self.error = ": ".join(words)[:200] or "error without a message"
+
+
+def content_of(events: Iterable[bytes]) -> str:
+    """The answer's text, from the events that brought content; reasoning and tool calls are left out."""
+    choices = (choice for event in events for choice in _decode_event(event).choices or ())
+    return "".join(choice.delta.content or "" if choice.delta else choice.text or "" for choice in choices)
 
 
 def _has_content(choice: _Choice) -> bool:

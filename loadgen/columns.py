@@ -5,7 +5,7 @@ Grading, comparison and charts all take their figures from here, so that each ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import nan
 from typing import TypeAlias
@@ -15,8 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from loadgen.records import Outcome, RequestRecord, table_of
 from slo.objective import Floats, RequestField
+from slo.selection import RequestFacts
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -64,6 +66,8 @@ class Columns:
     tenant: Texts
     group: Texts
     request_class: Texts
+    turn: Ints
+    """Position in its session, from 0."""
     gaps_ms: Floats
     """Gaps between reads that brought content, of all requests, one after the other."""
     gap_is_token: Bools
@@ -106,6 +110,7 @@ class Columns:
             tenant=_texts(table, "tenant"),
             group=_texts(table, "group"),
             request_class=_texts(table, "request_class"),
+            turn=_ints(table, "turn"),
             gaps_ms=gaps.values_ms,
             gap_is_token=(gaps.counts + 1 == tokens)[gaps.rows],
         )
@@ -124,6 +129,7 @@ class Columns:
             RequestField.TPOT_SECONDS: self.tpot,
             RequestField.E2E_SECONDS: np.where(self.completed, self.e2e, nan),
             RequestField.COMPLETED: self.completed.astype(np.float64),
+            RequestField.HIT_RATIO: self.cached / np.maximum(self.prompt, 1),
         }
 
     def reusable(self, block_size: int) -> Floats:
@@ -139,6 +145,18 @@ class Columns:
         classes[reused & (self.cached < self.reusable(block_size))] = PARTIAL
         classes[reused & (self.cached >= self.reusable(block_size))] = HIT
         return classes
+
+    def facts(self, block_size: int = DEFAULT_BLOCK_SIZE) -> Iterator[RequestFacts]:
+        """What objectives select requests by, request by request."""
+        classes = self.cache_class(block_size)
+        for k in range(len(self)):
+            yield RequestFacts(
+                request_class=str(self.request_class[k]),
+                tenant=str(self.tenant[k]),
+                prompt_tokens=None if np.isnan(self.prompt[k]) else float(self.prompt[k]),
+                cache=str(classes[k]) or None,
+                turn="later" if self.turn[k] else "first",
+            )
 
     def unexplained(self, block_size: int) -> Bools:
         """Requests that reused over a block more than their namespace had ever sent: somebody else's cache entries."""

@@ -18,6 +18,7 @@ from loadgen.columns import HIT, MISS, PARTIAL, Bools, Columns, Ints
 from loadgen.records import Outcome, RequestRecord
 from loadgen.statistics import percentile, quantile_interval, wilson
 from slo.objective import Floats, Objective
+from slo.selection import ALL_REQUESTS
 
 OVERLOADED_OVER_MEAN = 1.5
 HOTSPOT_WINDOW_SECONDS = 30.0
@@ -376,8 +377,11 @@ def _isolation_violations(columns: Columns, block_size: int, warm: bool) -> int 
 
 
 def _covered(columns: Columns, objective: Objective) -> Bools:
-    covered = {name: objective.covers(name) for name in set(columns.request_class)}
-    return np.array([covered[name] for name in columns.request_class], dtype=np.bool_)
+    names = {name: objective.covers(name) for name in set(columns.request_class)}
+    covered = np.array([names[name] for name in columns.request_class], dtype=np.bool_)
+    if objective.selection != ALL_REQUESTS:
+        covered &= np.array([objective.selection.covers(facts) for facts in columns.facts()], dtype=np.bool_)
+    return covered
 
 
 def _percentiles(values: Floats) -> Percentiles:

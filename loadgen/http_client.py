@@ -77,6 +77,8 @@ class Exchange:
     body_bytes: int = 0
     first_event_data: bytes = b""
     """The event that brought the first token, as received."""
+    content_events: list[bytes] | None = None
+    """Events that brought content, as received; kept only when asked for."""
 
 
 class _Abandoned(Exception):
@@ -111,9 +113,9 @@ class HttpClient:
             raise ValueError("a header may not hold a line break")
         return ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
 
-    def post(self, head: bytes, body: bytes) -> Exchange:
+    def post(self, head: bytes, body: bytes, *, keep_content: bool = False) -> Exchange:
         """Send one request and read its answer to the end. Never raises for what the network or server does."""
-        exchange = Exchange(sent=self.clock())
+        exchange = Exchange(sent=self.clock(), content_events=[] if keep_content else None)
         request = head + str(len(body)).encode() + b"\r\n\r\n" + body
         key = self._next_key
         self._next_key += 1
@@ -323,7 +325,11 @@ class _AnswerReader:
         for data in self.sse.feed(body):
             if exchange.first_event is None:
                 exchange.first_event = now
-            if self.chat.event(data) and not content:
+            if not self.chat.event(data):
+                continue
+            if exchange.content_events is not None:
+                exchange.content_events.append(data)
+            if not content:
                 content = True
                 if exchange.first_token is None:
                     exchange.first_event_data = data

@@ -6,7 +6,7 @@ import gc
 import json
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy as np
 from gevent.event import Event
 
 from kvcache.tokenizer import Tokenizer
+from loadgen.answers import GeneratedAnswers
+from loadgen.calibration import Calibration, calibrate
 from loadgen.client_check import ClientLoad, check_client, count_outcomes
 from loadgen.http_client import Exchange, HttpClient, Target
 from loadgen.open_loop import OpenLoop, RequestOptions
@@ -38,7 +40,14 @@ class UnreachableError(Exception):
 class LoadRun:
     """One run. `prepare` decides everything before the first byte; `send` blocks until the last answer."""
 
-    def __init__(self, config: RunConfig, scenario: Scenario, plan: Plan, target: Target) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        scenario: Scenario,
+        plan: Plan,
+        target: Target,
+        answers: GeneratedAnswers | None = None,
+    ) -> None:
         self.config = config
         self.scenario = scenario
         self.plan = plan
@@ -48,6 +57,7 @@ class LoadRun:
         self._ttft_seconds: list[float] = []
         self._loop_lag_seconds: list[float] = []
         self._cpu_share = 0.0
+        self._calibration: Calibration | None = None
         self._listener: EndListener = lambda record, exchange: None
         self._client = HttpClient(target, scenario.timeouts)
         options = RequestOptions(
@@ -59,21 +69,24 @@ class LoadRun:
             headers=config.headers,
             extra_body=scenario.extra_body,
         )
-        self._loop = OpenLoop(plan, self._client, options, on_end=self._on_end)
+        self._answers = answers
+        self._loop = OpenLoop(plan, self._client, options, on_end=self._on_end, answers=answers)
 
     @classmethod
-    def prepare(cls, config: RunConfig) -> LoadRun:
+    def prepare(cls, config: RunConfig, share: Callable[[Plan], Plan] = lambda plan: plan) -> LoadRun:
         """Read the scenario, plan all prompts, see that the target is there and the output folder can be.
 
-        Raises DocumentError, TokenizerError, PromptError, UnreachableError, RunConfigError, or ValueError for a
-        target that is no URL.
+        `share` takes out of the plan what this process sends, where several send it together. Raises DocumentError,
+        TokenizerError, PromptError, UnreachableError, RunConfigError, or ValueError for a target that is no URL.
         """
         target = Target.parse(config.target)
         scenario = load_scenario(config.scenario)
         writer = PromptWriter(Tokenizer(config.model_dir))
         plan = make_plan(scenario, writer, seed=config.seed, nonce=config.nonce, model=config.model)
-        _make_folder(config.out)
-        run = cls(config, scenario, plan, target)
+        plan = share(plan)
+        make_folder(config.out)
+        answers = GeneratedAnswers(plan, writer.encode) if plan.answers == "generated" else None
+        run = cls(config, scenario, plan, target, answers)
         try:
             run._client.connect_once()
         except OSError as error:
@@ -85,12 +98,21 @@ class LoadRun:
 
     def send(self, listener: EndListener) -> None:
         """Send the plan; `listener` hears of every ended request, when it ends."""
+        self.prime()
+        self.measure(listener)
+
+    def prime(self) -> None:
+        """Find out what the client itself adds, and send the prime phase."""
         self.started = True
-        self._listener = listener
+        self._calibration = calibrate()
         # What exists by now lives to the end: a collector that walks it would only delay stamps.
         gc.collect()
         gc.freeze()
         self._loop.prime()
+
+    def measure(self, listener: EndListener) -> None:
+        """Send the measured phase, and watch this process meanwhile."""
+        self._listener = listener
         watcher = gevent.spawn(self._watch_loop)
         cpu, wall = time.process_time(), time.monotonic()
         drain = self.config.drain_seconds
@@ -137,6 +159,7 @@ class LoadRun:
             cpu_share=self._cpu_share,
             in_flight_max=self._loop.in_flight_max,
             stopped=self._loop.stopped,
+            calibration=self._calibration,
         )
         check = check_client(self.records, load, lag_limit_ms=self.config.lag_limit_ms)
         return {
@@ -148,14 +171,17 @@ class LoadRun:
             "nonce": self.plan.nonce,
             "model": self.config.model,
             "target": self.config.target,
+            "loop": self.plan.loop,
+            "concurrency": self.plan.concurrency,
+            "answers": self.plan.answers,
+            "retokenization_loss_tokens": None if self._answers is None else self._answers.lost_tokens,
             "zero_unix_seconds": None if zero is None else time.time() - (time.monotonic() - zero),
             **check,
         }
 
     def write(self, folder: Path) -> None:
         """Write `requests.parquet` and `run.json`."""
-        write_requests(folder / "requests.parquet", self.records)
-        (folder / "run.json").write_text(json.dumps(self.report(), indent=2) + "\n", encoding="utf-8")
+        write_run(folder, self.records, self.report())
 
     def _on_end(self, record: RequestRecord, exchange: Exchange) -> None:
         if record.ttft_s is not None and record.phase == "measured":
@@ -169,8 +195,14 @@ class LoadRun:
             self._loop_lag_seconds.append(max(0.0, time.monotonic() - before - LOOP_SAMPLE_SECONDS))
 
 
-def _make_folder(folder: Path | None) -> None:
-    """Now rather than after the run, when it would be lost."""
+def write_run(folder: Path, records: Sequence[RequestRecord], report: Mapping[str, Any]) -> None:
+    """Write `requests.parquet` and `run.json`."""
+    write_requests(folder / "requests.parquet", records)
+    (folder / "run.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def make_folder(folder: Path | None) -> None:
+    """Now rather than after the run, when it would be lost. Raises RunConfigError."""
     if folder is None:
         return
     try:

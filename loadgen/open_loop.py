@@ -1,21 +1,24 @@
-"""Sends a plan open loop: each request at its time, whatever became of the ones before.
+"""Sends a plan. Open loop: each request at its time, whatever became of the ones before.
 
-A closed loop stops sending while the server stalls and so hides the stall (coordinated omission). Here nothing
-is dropped and nothing waits: a request that the client itself sends late counts from when it was due, and how
-late it was is in the log.
+A closed loop stops sending while the server stalls and so hides the stall (coordinated omission). In an open loop
+nothing is dropped and nothing waits: a request that the client itself sends late counts from when it was due, and how
+late it was is in the log. A plan of a closed loop is sent as one, because some ask for it: its requests count from when
+they are sent, and its run says that it was one.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gevent
 import msgspec
 from gevent.event import Event
 
+from loadgen.answers import GeneratedAnswers
 from loadgen.http_client import Exchange, HttpClient
 from loadgen.plan import Plan, PlannedRequest
 from loadgen.prediction import note_prediction_causes
@@ -52,7 +55,9 @@ class OpenLoop:
         *,
         on_end: EndListener = lambda record, exchange: None,
         clock: Callable[[], float] = time.monotonic,
+        answers: GeneratedAnswers | None = None,
     ) -> None:
+        """`answers` for a plan whose later turns carry the answers that this run generates."""
         self.plan = plan
         self.options = options
         self.records: list[RequestRecord] = []
@@ -64,6 +69,7 @@ class OpenLoop:
         self._client = client
         self._on_end = on_end
         self._clock = clock
+        self._answers = answers
         self._stop = Event()
         self._running: set[gevent.Greenlet] = set()
         self._primed: list[tuple[PlannedRequest, Exchange]] = []
@@ -80,7 +86,10 @@ class OpenLoop:
         self.zero = self._clock()
         for request, exchange in self._primed:
             self._log(request, exchange, scheduled_s=exchange.sent - self.zero)
-        self._send_on_time(self._of_phase("measured"))
+        if self.plan.concurrency is None:
+            self._send_on_time(self._of_phase("measured"))
+        else:
+            self._send_closed(self._of_phase("measured"), self.plan.concurrency)
         if not self._stop.is_set():
             gevent.joinall(list(self._running), timeout=drain_seconds)
         self._client.cut_off()
@@ -112,14 +121,44 @@ class OpenLoop:
             greenlet.rawlink(self._running.discard)
             greenlet.start()
 
+    def _send_closed(self, requests: Iterable[PlannedRequest], users: int) -> None:
+        """Each user takes the next session when its last one is over; a session's turns follow one another."""
+        sessions: dict[str, list[PlannedRequest]] = {}
+        for request in requests:
+            sessions.setdefault(request.session, []).append(request)
+        waiting = deque(sessions.values())
+        gevent.joinall([gevent.spawn(self._be_user, waiting) for _ in range(users)])
+
+    def _be_user(self, waiting: deque[list[PlannedRequest]]) -> None:
+        assert self.zero is not None
+        while waiting:
+            for request in waiting.popleft():
+                if self._stop.wait(request.think_seconds) if request.think_seconds else self._stop.is_set():
+                    return
+                self._send_and_log(replace(request, scheduled_s=self._clock() - self.zero))
+
     def _send_and_log(self, request: PlannedRequest) -> None:
-        self._log(request, self._send(request), scheduled_s=request.scheduled_s)
+        """In an open loop, a turn that carries an answer of this run is due when that answer is there, if later."""
+        if self._answers is None:
+            self._log(request, self._send(request), scheduled_s=request.scheduled_s)
+            return
+        assert self.zero is not None
+        waited = self._answers.wait_for_turn(request, self._stop)
+        if self._stop.is_set():
+            return
+        request = self._answers.filled_in(request)
+        if waited:
+            request = replace(request, scheduled_s=max(request.scheduled_s, self._clock() - self.zero))
+        exchange = self._send(request)
+        self._answers.note(request, exchange)
+        self._log(request, exchange, scheduled_s=request.scheduled_s)
 
     def _send(self, request: PlannedRequest) -> Exchange:
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
         try:
-            return self._client.post(self._head(request), self._body(request))
+            keep = self._answers is not None
+            return self._client.post(self._head(request), self._body(request), keep_content=keep)
         finally:
             self.in_flight -= 1
 
@@ -132,7 +171,7 @@ class OpenLoop:
 
     def _body(self, request: PlannedRequest) -> bytes:
         body: dict[str, Any] = {
-            "model": self.options.model,
+            "model": request.model or self.options.model,
             "messages": request.messages,
             "max_tokens": request.max_tokens,
             "stream": True,
@@ -141,6 +180,8 @@ class OpenLoop:
         }
         if request.salt is not None:
             body["cache_salt"] = request.salt
+        if request.priority is not None:
+            body["priority"] = request.priority
         return msgspec.json.encode(body)
 
     def _log(self, request: PlannedRequest, exchange: Exchange, *, scheduled_s: float) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+Answers = Literal["planned", "recorded", "generated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class PlannedRequest:
     shared_tokens: int
     salt: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    """The model or LoRA adapter to ask for, its cache entries its own; empty: the run's model."""
+    priority: int | None = None
+    think_seconds: float = 0.0
+    """Closed loop: wait after the session's answer before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +47,16 @@ class Plan:
     nonce: str
     model: str
     requests: list[PlannedRequest]
+    concurrency: int | None = None
+    """Users of a closed loop; None: open loop, every request at its scheduled time."""
+    answers: Answers = "planned"
+    """What later turns carry as earlier answers: see `loadgen.prompt_keys.Sessions` and `loadgen.scenario.Replay`."""
+
+    @property
+    def loop(self) -> Literal["open", "closed"]:
+        return "open" if self.concurrency is None else "closed"
+
+
+def expected_hit_tokens(shared_tokens: int, prompt_tokens: int, block_size: int) -> int:
+    """Prompt tokens that an infinite cache in blocks reuses: full blocks, and never the prompt's last token."""
+    return max(0, min(shared_tokens, prompt_tokens - 1)) // block_size * block_size

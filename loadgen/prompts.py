@@ -117,6 +117,10 @@ class PromptWriter:
             parts += [self.alphabet.ids[words], piece]
         return np.concatenate(parts)
 
+    def encode(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
+        """Token ids of messages that somebody else wrote. Raises TokenizerError where the template refuses them."""
+        return self._tokenizer.encode_chat(list(messages))
+
     def verify(self, conversation: Conversation) -> None:
         """Compare with the tokenizer's own encoding. Raises PromptError on a difference."""
         planned = self.tokens(conversation)

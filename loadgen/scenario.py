@@ -1,158 +1,112 @@
-"""Scenarios: what traffic a run sends, as YAML that explains itself when it's wrong."""
+"""Scenarios: what traffic a run sends, as YAML that explains itself when it's wrong. Reference: docs/scenarios.md."""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from documents import DocumentError, load
+from loadgen.arrival_keys import Arrivals
+from loadgen.prompt_keys import (
+    Documents,
+    DynamicFront,
+    EngineHints,
+    FewShot,
+    FlashCrowd,
+    ModelShare,
+    PrefixGroups,
+    Rollout,
+    Sessions,
+    Tenant,
+    Timeouts,
+    ToolSchemas,
+)
+from loadgen.section import Section
+
+__all__ = ["Arrivals", "Replay", "Scenario", "Search", "Tenant", "Timeouts", "load_scenario", "shipped_scenarios"]
 
 SHIPPED_FOLDER = Path(__file__).parent / "scenarios"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Replay(Section):
+    """Requests of a file, with its times, lengths and, where it has them, its texts, in the place of drawn ones."""
+
+    file: Path | None = Field(default=None, description="the file; `--trace` gives it on the command line")
+    format: str | None = Field(
+        default=None,
+        description="mooncake, openai, azure, burstgpt or otel; left out, the file's content tells",
+    )
+    speed: float = Field(default=1.0, gt=0, description="this many times as fast as recorded")
+    limit: int | None = Field(default=None, ge=1, description="only the first so many requests")
+    answers: Literal["recorded", "generated"] = Field(
+        default="recorded",
+        description="what later turns of a recorded conversation carry as earlier answers: what the file has, or what "
+        "the engine generates in this run",
+    )
+
+    @property
+    def path(self) -> Path:
+        """The file. Raises DocumentError where none is given."""
+        if self.file is None:
+            raise DocumentError("replay.file: missing: name the recording in the scenario, or give --trace FILE")
+        return self.file
 
 
-class TokenRange(_Section):
-    """A length in tokens, drawn evenly between two bounds (both included). A plain number fixes it."""
+class Search(Section):
+    """How `bench --search-rate` finds the highest rate that still meets the objectives."""
 
-    min: int = Field(ge=1, description="shortest length, tokens")
-    max: int = Field(ge=1, description="longest length, tokens")
+    start_per_second: float | None = Field(
+        default=None, gt=0, description="rate to try first, requests a second; default: the scenario's mean rate"
+    )
+    min_per_second: float = Field(default=0.05, gt=0, description="lowest rate to try; below it the search gives up")
+    max_per_second: float = Field(default=10_000.0, gt=0, description="highest rate to try")
+    precision_ratio: float = Field(
+        default=0.05, gt=0, description="the search ends when the failing rate is at most this much above the passing"
+    )
+    repeats: int = Field(default=4, ge=1, description="runs of one rate at most, while its verdict is open")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}: swap them")
+        if not self.min_per_second <= (self.start_per_second or self.min_per_second) <= self.max_per_second:
+            raise ValueError("start_per_second must lie between min_per_second and max_per_second")
         return self
 
 
-def _as_range(value: Any) -> Any:
-    return {"min": value, "max": value} if isinstance(value, int) else value
-
-
-Tokens = Annotated[TokenRange, BeforeValidator(_as_range)]
-
-
-class Arrivals(_Section):
-    """When requests come. Open loop: the times are drawn beforehand and never wait for answers."""
-
-    kind: Literal["poisson"] = Field(default="poisson", description="the arrival process: poisson")
-    rate_per_second: float = Field(
-        gt=0,
-        description="requests a second on average, all turns of a session counted; sessions start at this rate "
-        "divided by their mean number of turns",
-    )
-
-
-class Popularity(_Section):
-    """How requests spread over the groups: one of the two keys."""
-
-    zipf: float | None = Field(
-        default=None, ge=0, description="Zipf exponent: group k is asked in proportion to 1/k^exponent; 0 is uniform"
-    )
-    weights: list[Annotated[float, Field(ge=0)]] | None = Field(
-        default=None, description="one relative weight a group, in order"
-    )
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.zipf is None) == (self.weights is None):
-            raise ValueError("give either zipf or weights")
-        if self.weights is not None and sum(self.weights) <= 0:
-            raise ValueError("weights add up to 0: make at least one positive")
-        return self
-
-
-class PrefixGroups(_Section):
-    """Groups of sessions that open with the same text."""
-
-    count: int = Field(
-        ge=0, description="number of distinct shared prefixes; 0: every session has an opening of its own"
-    )
-    popularity: Popularity = Field(default=Popularity(zipf=0), description="how sessions spread over the groups")
-    shared_tokens: Tokens = Field(description="length of a group's shared prefix (the system message), tokens")
-    unique_tokens: Tokens = Field(description="length of each user message, never repeated, tokens")
-    output_tokens: Tokens = Field(description="length of each answer (max_tokens), tokens")
-
-    @model_validator(mode="after")
-    def _weights_fit(self) -> Self:
-        weights = self.popularity.weights
-        if weights is not None and len(weights) != self.count:
-            raise ValueError(f"popularity has {len(weights)} weights for {self.count} groups: give one a group")
-        return self
-
-
-def _as_turn_weights(value: Any) -> Any:
-    return {value: 1.0} if isinstance(value, int) else value
-
-
-class Sessions(_Section):
-    """Conversations: each turn sends all of the conversation before it."""
-
-    turns: Annotated[
-        dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]], BeforeValidator(_as_turn_weights)
-    ] = Field(
-        default={1: 1.0}, description="turns in a session: a number, or a map of number of turns to relative weight"
-    )
-    think_seconds: float = Field(
-        default=0.0,
-        ge=0,
-        description="turn k is sent at the session's start plus k times this, whether or not the answer is there",
-    )
-
-    @model_validator(mode="after")
-    def _some_weight(self) -> Self:
-        if sum(self.turns.values()) <= 0:
-            raise ValueError("turns: the weights add up to 0: make at least one positive")
-        if max(self.turns) > 1 and self.think_seconds <= 0:
-            raise ValueError("think_seconds must be above 0 when a session has more than one turn")
-        return self
-
-    @property
-    def mean_turns(self) -> float:
-        return sum(turns * weight for turns, weight in self.turns.items()) / sum(self.turns.values())
-
-
-class Tenant(_Section):
-    """One of the customers whose requests are mixed."""
-
-    name: str = Field(min_length=1, description="name, sent in the tenant header")
-    weight: float = Field(default=1.0, gt=0, description="relative share of the sessions")
-    salt: str | None = Field(
-        default=None, min_length=1, description="cache salt: caches are shared only under the same salt"
-    )
-
-
-class Timeouts(_Section):
-    """When the client gives up on a request; it then counts as timed out, never as absent."""
-
-    first_token_seconds: float = Field(default=60.0, gt=0, description="wait for the first token, from the send")
-    inter_token_seconds: float = Field(default=30.0, gt=0, description="wait between two tokens: a silent stall")
-    total_seconds: float = Field(default=300.0, gt=0, description="whole request, from the send")
-
-
-class EngineHints(_Section):
-    """What `bench` starts when it starts the engines itself."""
-
-    workers: int | None = Field(default=None, ge=1, description="number of engines")
-    capacity_blocks: int | None = Field(default=None, ge=1, description="KV blocks an engine can hold")
-    profile: str | None = Field(default=None, description="speed profile of the simulated engine")
-
-
-class Scenario(_Section):
+class Scenario(Section):
     """One kind of traffic and how it's judged."""
 
     name: str = Field(min_length=1, description="short name, as in file names and reports")
     description: str = Field(default="", description="what it shows, in a sentence or two")
-    duration_seconds: float = Field(gt=0, description="length of the measured phase; requests due later aren't sent")
-    arrivals: Arrivals = Field(description="when requests come")
-    groups: PrefixGroups = Field(description="shared prefixes, their popularity and all lengths")
-    sessions: Sessions = Field(default=Sessions(), description="turns and think time")
+    duration_seconds: float = Field(
+        gt=0,
+        description="length of the measured phase; requests due later aren't sent. A closed loop sends all of its "
+        "requests, however long that takes",
+    )
+    arrivals: Arrivals | None = Field(default=None, description="when requests come; needed unless replay is given")
+    groups: PrefixGroups | None = Field(
+        default=None, description="shared prefixes, their popularity and all lengths; needed unless replay is given"
+    )
+    tools: ToolSchemas | None = Field(default=None, description="tool schemas at the head of every opening")
+    few_shot: FewShot | None = Field(default=None, description="examples at the end of every opening")
+    documents: Documents | None = Field(default=None, description="retrieved texts in every user message")
+    dynamic_front: DynamicFront | None = Field(default=None, description="a changing field in front of every prompt")
+    rollout: Rollout | None = Field(default=None, description="a new version of the prefixes during the run")
+    flash_crowd: FlashCrowd | None = Field(default=None, description="a burst on a new prefix during the run")
+    sessions: Sessions = Field(default=Sessions(), description="turns, think time, branches")
+    replay: Replay | None = Field(default=None, description="send a recorded file's requests")
     tenants: list[Tenant] = Field(default=[], description="tenants; none: all requests are of one, unnamed")
+    models: list[ModelShare] = Field(
+        default=[],
+        description="models or LoRA adapters to ask for, all of them served; none: the model that is",
+    )
+    isolation: bool = Field(
+        default=False,
+        description="tenants must not share cache entries: what only another tenant sent counts as a violation when "
+        "it is reused, salted or not",
+    )
     prime: bool = Field(
         default=False,
         description="before measuring, send one request a group and tenant, each waited for, that isn't graded",
@@ -166,15 +120,53 @@ class Scenario(_Section):
         default={}, description="fields added to every request body, such as ignore_eos: true for fixed lengths"
     )
     engine: EngineHints = Field(default=EngineHints(), description="what bench starts for it")
-    slo: list[str] = Field(default=[], description="names of the SLO documents that grade it")
+    slo: list[str] = Field(default=[], description="SLO documents that grade it: shipped names, or files (.yaml)")
+    search: Search = Field(default=Search(), description="the search for the highest rate")
     request_class: str = Field(default="interactive", min_length=1, description="class that objectives select by")
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    def _fits(self) -> Self:
         names = [tenant.name for tenant in self.tenants]
         if len(set(names)) < len(names):
             raise ValueError("two tenants have the same name: rename one")
+        if self.replay is not None:
+            self._check_replay()
+        else:
+            self._check_drawn()
         return self
+
+    def _check_replay(self) -> None:
+        drawn = {"arrivals", "groups", "tools", "few_shot", "documents", "dynamic_front", "rollout", "flash_crowd"}
+        if strange := sorted((drawn | {"sessions", "prime"}) & self.model_fields_set):
+            raise ValueError(f"replay sends what its file has: take out {', '.join(strange)}, or replay")
+
+    def _check_drawn(self) -> None:
+        for key in ("arrivals", "groups"):
+            if getattr(self, key) is None:
+                raise ValueError(f"{key} is missing: add it ({type(self).model_fields[key].description})")
+        assert self.arrivals is not None
+        closed, thinks = self.arrivals.closed, self.sessions.think_seconds.positive
+        if max(self.sessions.turns) > 1 and not closed and not thinks:
+            raise ValueError("sessions: think_seconds must be above 0 when a session has more than one turn")
+        if closed and self.flash_crowd is not None:
+            raise ValueError("flash_crowd needs an open loop: a closed one never sends more than its users do")
+
+    @property
+    def mean_rate(self) -> float | None:
+        """Requests a second over the run, as the scenario asks for; None where that is not for it to say."""
+        if self.arrivals is None or self.arrivals.kind in ("closed", "trace"):
+            return None
+        return self.arrivals.curve(self.duration_seconds).total / self.duration_seconds
+
+    def at_rate(self, rate_per_second: float) -> Scenario:
+        """The same traffic with another mean rate. Raises ValueError where it has no rate to set."""
+        if self.arrivals is None:
+            raise ValueError("a replay has the rate of its file: set replay.speed")
+        return self.model_copy(update={"arrivals": self.arrivals.at_rate(rate_per_second, self.duration_seconds)})
+
+    def at_concurrency(self, users: int) -> Scenario:
+        """The same traffic in a closed loop of so many users."""
+        return self.model_copy(update={"arrivals": Arrivals(kind="closed", concurrency=users)})
 
 
 def shipped_scenarios() -> list[str]:
@@ -183,7 +175,10 @@ def shipped_scenarios() -> list[str]:
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
-    """A shipped scenario by its name, or a file by its path. Raises DocumentError."""
+    """A shipped scenario by its name, or a file by its path. Raises DocumentError.
+
+    Files that a scenario names are looked for beside it.
+    """
     path = Path(name_or_path)
     if not path.suffix and path.name == str(name_or_path):
         path = SHIPPED_FOLDER / f"{name_or_path}.yaml"
@@ -194,4 +189,17 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
             f"no scenario '{name_or_path}': {hint}give a path to a .yaml file "
             f"or one of the shipped names: {', '.join(shipped_scenarios())}"
         )
-    return load(path, Scenario)
+    return _with_files_beside(load(path, Scenario), path.parent)
+
+
+def _with_files_beside(scenario: Scenario, folder: Path) -> Scenario:
+    update: dict[str, Any] = {}
+    for key in ("arrivals", "replay"):
+        section = getattr(scenario, key)
+        if section is not None and section.file is not None:
+            update[key] = section.model_copy(update={"file": folder.resolve() / section.file})
+    if any(name.endswith((".yaml", ".yml")) for name in scenario.slo):
+        update["slo"] = [
+            str(folder.resolve() / name) if name.endswith((".yaml", ".yml")) else name for name in scenario.slo
+        ]
+    return scenario.model_copy(update=update) if update else scenario

@@ -1,4 +1,4 @@
-"""Reads SLO documents: OpenSLO v1 YAML in, frozen objectives out; every fault with file, line, key and remedy.
+"""SLOs as objectives on single requests: what a load test grades and the exporter counts.
 
 What OpenSLO has no field for is an annotation (`slo.openslo.ANNOTATIONS`). A threshold stands in its document
 alone: a goodput document names the SLOs whose conditions it joins and restates none of them.
@@ -6,103 +6,141 @@ alone: a goodput document names the SLOs whose conditions it joins and restates 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from pathlib import Path
 
-from documents import Document, DocumentError, load_all
+from documents import DocumentError
+from slo.library import SHIPPED, Library, Slo, read, shipped_names
 from slo.objective import Condition, Objective, RequestField, TimeWindow
-from slo.openslo import ALL_OF, REQUEST_CLASS, REQUEST_FIELD, ObjectiveSpec, SloDocument
+from slo.openslo import (
+    ALL_OF,
+    CACHE,
+    PROMPT_LENGTH,
+    REQUEST_CLASS,
+    REQUEST_FIELD,
+    SESSION_TURN,
+    TENANT,
+    ObjectiveSpec,
+)
+from slo.selection import CACHE_CLASSES, TURNS, Selection, parse_length
 
-SHIPPED = Path(__file__).parent / "objectives"
-
-_Source = Document[SloDocument]
-
-
-def shipped_names() -> list[str]:
-    """Names that `load_objectives` finds without a path."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+__all__ = ["SHIPPED", "is_request_slo", "load_objectives", "load_request_objectives", "shipped_names"]
 
 
 def load_objectives(names_or_paths: Iterable[str | Path]) -> list[Objective]:
     """Objectives of these documents, in order; a bare name is a shipped document.
 
     SLOs that `prefixwatch.dev/all-of` names are looked for among the documents given, then in the same
-    folder, then among the shipped ones. Raises DocumentError.
+    folder, then among the shipped ones. Raises DocumentError, also for an SLO that single requests can't be
+    judged by.
     """
-    sources = [source for item in names_or_paths for source in _read(_locate(item))]
-    for source in sources:
-        _check_consistent(source)
-    _refuse_duplicates(sources)
-    by_name = {source.content.metadata.name: source for source in sources}
-    return [objective for source in sources for objective in _objectives(source, by_name)]
+    library = read(names_or_paths)
+    return [objective for source in library.slos for objective in objectives_of(source, library)]
 
 
-def _locate(item: str | Path) -> Path:
-    path = Path(item)
-    if path.is_file():
-        return path
-    shipped = SHIPPED / f"{item}.yaml"
-    if path.name == str(item) and shipped.is_file():
-        return shipped
-    raise DocumentError(f"{item}: no such SLO document: give a file, or one of {', '.join(shipped_names())}")
+def load_request_objectives(names_or_paths: Iterable[str | Path]) -> list[Objective]:
+    """`load_objectives` of those documents that single requests can be judged by; the others are left out."""
+    library = read(names_or_paths)
+    return [o for source in library.slos if is_request_slo(source) for o in objectives_of(source, library)]
 
 
-def _read(path: Path) -> list[_Source]:
-    sources = load_all(path, SloDocument)
-    if not sources:
-        raise DocumentError(f"{path}:1: empty: write an OpenSLO v1 document of kind SLO")
-    return sources
+def is_request_slo(source: Slo) -> bool:
+    """Whether an annotation says how a single request is judged."""
+    return bool(source.content.metadata.annotations.keys() & {REQUEST_FIELD, ALL_OF})
 
 
-def _check_consistent(source: _Source) -> None:
-    """What spans several keys of a document."""
+def objective_name(source: Slo, position: int) -> str:
+    """The SLO's name; with the objective's number where it has several."""
+    name = source.content.metadata.name
+    return f"{name}/{position}" if len(source.content.spec.objectives) > 1 else name
+
+
+def objectives_of(source: Slo, library: Library) -> list[Objective]:
+    """One SLO's objectives. Raises DocumentError."""
     document = source.content
-    given = document.metadata.annotations.keys() & {REQUEST_FIELD, ALL_OF}
-    if len(given) != 1:
-        raise source.error(("metadata", "annotations"), f"give exactly one of {REQUEST_FIELD} and {ALL_OF}")
-    is_threshold = document.spec.indicator.spec.thresholdMetric is not None
-    for position, spec in enumerate(document.spec.objectives):
+    _check_request_slo(source)
+    if document.spec.budgetingMethod != "Occurrences":
+        raise source.error(
+            ("spec", "budgetingMethod"),
+            f"{document.spec.budgetingMethod} can't be judged request by request: use Occurrences, or take the "
+            f"annotation {REQUEST_FIELD} out and use it for rules only",
+        )
+    check_thresholds(source, library)
+    window = document.spec.timeWindow[0]
+    classes = document.metadata.annotations.get(REQUEST_CLASS, "*")
+    selection = selection_of(source)
+    title = document.metadata.displayName or document.metadata.name
+    return [
+        Objective(
+            name=objective_name(source, position),
+            title=spec.displayName or title,
+            service=document.spec.service,
+            target=spec.ratio,
+            conditions=_conditions(source, spec, library),
+            window=TimeWindow(window.duration, window.isRolling),
+            request_classes=tuple(_split(classes)),
+            selection=selection,
+        )
+        for position, spec in enumerate(document.spec.objectives)
+    ]
+
+
+def check_thresholds(source: Slo, library: Library) -> None:
+    """`op` and `value` stand where the indicator is a threshold, and only there."""
+    for position, spec in enumerate(source.content.spec.objectives):
+        indicator, _, _ = library.indicator(source, position)
         key = ("spec", "objectives", position)
+        is_threshold = indicator.thresholdMetric is not None
         if is_threshold and (spec.op is None or spec.value is None):
             raise source.error(key, "a thresholdMetric needs op and value here: add them")
         if not is_threshold and (spec.op is not None or spec.value is not None):
             raise source.error(key, "op and value belong to a thresholdMetric: take them out, or change the indicator")
 
 
-def _refuse_duplicates(sources: Sequence[_Source]) -> None:
-    seen: dict[str, _Source] = {}
-    for source in sources:
-        name = source.content.metadata.name
-        if name in seen:
-            where = f"{seen[name].name}:{seen[name].line(('metadata', 'name'))}"
-            raise source.error(("metadata", "name"), f"{name!r} is taken by {where}: rename one of them")
-        seen[name] = source
+def selection_of(source: Slo) -> Selection:
+    """Which requests the annotations pick out. Raises DocumentError."""
+    annotations = source.content.metadata.annotations
+    low, high = -1.0, math.inf
+    if PROMPT_LENGTH in annotations:
+        try:
+            low, high = parse_length(annotations[PROMPT_LENGTH])
+        except ValueError as error:
+            raise source.error(("metadata", "annotations", PROMPT_LENGTH), str(error)) from error
+    caches = tuple(_split(annotations.get(CACHE, "")))
+    for name in caches:
+        if name not in CACHE_CLASSES:
+            text = f"{name!r} is no cache class: use {', '.join(CACHE_CLASSES)}"
+            raise source.error(("metadata", "annotations", CACHE), text)
+    turn = annotations.get(SESSION_TURN)
+    if turn is not None and turn not in TURNS:
+        text = f"{turn!r} is no turn: use {' or '.join(TURNS)}"
+        raise source.error(("metadata", "annotations", SESSION_TURN), text)
+    return Selection(
+        tenants=tuple(_split(annotations.get(TENANT, "*"))),
+        above_tokens=low,
+        up_to_tokens=high,
+        caches=caches,
+        turn=None if turn is None else "first" if turn == "first" else "later",
+    )
 
 
-def _objectives(source: _Source, by_name: dict[str, _Source]) -> list[Objective]:
-    document = source.content
-    window = document.spec.timeWindow[0]
-    classes = document.metadata.annotations.get(REQUEST_CLASS, "*")
-    title = document.metadata.displayName or document.metadata.name
-    several = len(document.spec.objectives) > 1
-    return [
-        Objective(
-            name=f"{document.metadata.name}/{position}" if several else document.metadata.name,
-            title=spec.displayName or title,
-            service=document.spec.service,
-            target=spec.ratio,
-            conditions=_conditions(source, spec, by_name),
-            window=TimeWindow(window.duration, window.isRolling),
-            request_classes=tuple(_split(classes)),
+def _check_request_slo(source: Slo) -> None:
+    given = source.content.metadata.annotations.keys() & {REQUEST_FIELD, ALL_OF}
+    if not given:
+        raise source.error(
+            ("metadata", "annotations"),
+            "it doesn't say how one request is judged, so it can be used for rules but not to grade: give exactly one "
+            f"of {REQUEST_FIELD} and {ALL_OF}",
         )
-        for position, spec in enumerate(document.spec.objectives)
-    ]
+    if len(given) != 1:
+        raise source.error(("metadata", "annotations"), f"give exactly one of {REQUEST_FIELD} and {ALL_OF}")
 
 
-def _conditions(source: _Source, spec: ObjectiveSpec, by_name: dict[str, _Source]) -> tuple[Condition, ...]:
+def _conditions(source: Slo, spec: ObjectiveSpec, library: Library) -> tuple[Condition, ...]:
     annotations = source.content.metadata.annotations
     if ALL_OF in annotations:
-        members = [_member(source, name, by_name) for name in _split(annotations[ALL_OF])]
+        members = [_member(source, name, library) for name in _split(annotations[ALL_OF])]
         return tuple(condition for member in members for condition in member)
     field = annotations[REQUEST_FIELD]
     key = ("metadata", "annotations", REQUEST_FIELD)
@@ -115,20 +153,25 @@ def _conditions(source: _Source, spec: ObjectiveSpec, by_name: dict[str, _Source
     return (Condition(RequestField(field), spec.op, spec.value),)
 
 
-def _member(source: _Source, name: str, by_name: dict[str, _Source]) -> tuple[Condition, ...]:
+def _member(source: Slo, name: str, library: Library) -> tuple[Condition, ...]:
     key = ("metadata", "annotations", ALL_OF)
-    beside = Path(source.name).parent / f"{name}.yaml"
-    member = by_name.get(name)
+    member, among = next((slo for slo in library.slos if slo.content.metadata.name == name), None), library
     if member is None:
+        beside = Path(source.name).parent / f"{name}.yaml"
         path = beside if beside.is_file() else SHIPPED / f"{name}.yaml"
         if not path.is_file():
             raise source.error(key, f"no SLO named {name!r}: load it too, or name one of {', '.join(shipped_names())}")
-        member = _read(path)[0]
-        _check_consistent(member)
+        among = read([path])
+        if not among.slos:
+            raise DocumentError(f"{path}:1: has no SLO, and {source.name} asks for {name!r} there")
+        member = among.slos[0]
+    if not is_request_slo(member):
+        raise source.error(key, f"{name!r} doesn't say how one request is judged: give it {REQUEST_FIELD}")
+    check_thresholds(member, among)
     specs = member.content.spec.objectives
     if ALL_OF in member.content.metadata.annotations or len(specs) > 1:
         raise source.error(key, f"{name!r} must have one objective and no all-of of its own: name its parts instead")
-    return _conditions(member, specs[0], by_name)
+    return _conditions(member, specs[0], among)
 
 
 def _split(text: str) -> list[str]:

@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
+from slo.selection import ALL_REQUESTS, RequestFacts, Selection
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
@@ -28,6 +30,8 @@ class RequestField(StrEnum):
     """Scheduled time to end of the answer."""
     COMPLETED = "completed"
     """1 for a whole answer; 0 for refused, failed, timed out and cut off."""
+    HIT_RATIO = "hit_ratio"
+    """Prompt tokens that the engine reports as reused / prompt tokens; unknown where it reports nothing."""
 
 
 _OPERATORS = {"lte": np.less_equal, "lt": np.less, "gte": np.greater_equal, "gt": np.greater}
@@ -54,9 +58,17 @@ class Condition:
         verdict[known] = _OPERATORS[self.op](values[known], self.value)
         return verdict
 
+    def verdict(self, value: float | None, completed: bool) -> bool | None:
+        """`judge` of one request; None where it doesn't apply."""
+        if value is None:
+            return None if completed else False
+        return bool(_OPERATORS[self.op](value, self.value))
+
     def __str__(self) -> str:
         if self.field is RequestField.COMPLETED:
             return "completed"
+        if self.field is RequestField.HIT_RATIO:
+            return f"hit tokens {_SIGNS[self.op]} {self.value:.0%} of the prompt"
         name, _, unit = self.field.rpartition("_")
         return f"{name.upper()} {_SIGNS[self.op]} {self.value:g} {'s' if unit == 'seconds' else unit}"
 
@@ -81,9 +93,26 @@ class Objective:
     window: TimeWindow
     request_classes: tuple[str, ...] = ("*",)
     """Shell-style patterns on the request class; a request is graded when any matches."""
+    selection: Selection = ALL_REQUESTS
+    """Further conditions on which requests are graded."""
 
     def covers(self, request_class: str) -> bool:
         return any(fnmatchcase(request_class, pattern) for pattern in self.request_classes)
+
+    def selects(self, facts: RequestFacts) -> bool:
+        """Whether a request is graded: its class, and all of `selection`."""
+        return self.covers(facts.request_class) and self.selection.covers(facts)
+
+    def verdict(self, figures: Mapping[RequestField, float | None]) -> bool | None:
+        """`judge` of one request: good, bad, or None when no condition applies.
+
+        `figures` needs every field that the conditions name, and `completed`.
+        """
+        completed = figures[RequestField.COMPLETED] == 1.0
+        verdicts = [c.verdict(figures.get(c.field), completed) for c in self.conditions]
+        if False in verdicts:
+            return False
+        return True if True in verdicts else None
 
     def judge(self, columns: Mapping[RequestField, Floats]) -> Floats:
         """Per request: 1 good, 0 bad, NaN not applicable (no condition applies). Class selection is the caller's.
@@ -103,4 +132,4 @@ class Objective:
     @property
     def rule(self) -> str:
         """The objective in words: `95 % of requests: TTFT ≤ 0.5 s`."""
-        return f"{self.target * 100:g} % of requests: {' and '.join(map(str, self.conditions))}"
+        return f"{self.target * 100:g} % of requests{self.selection}: {' and '.join(map(str, self.conditions))}"

@@ -1,11 +1,12 @@
-"""The part of OpenSLO v1 that is read here, field for field as its specification names them.
+"""OpenSLO v1, field for field as its specification names them.
 
-https://github.com/OpenSLO/OpenSLO: kind SLO with an inline indicator. Unknown keys are errors, so that a
-typing slip can't switch an objective off.
+https://github.com/OpenSLO/OpenSLO: kinds SLO, SLI, DataSource, Service, AlertPolicy, AlertCondition and
+AlertNotificationTarget. Unknown keys are errors, so that a typing slip can't switch an objective off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -14,10 +15,33 @@ ANNOTATION_PREFIX = "prefixwatch.dev/"
 REQUEST_FIELD = ANNOTATION_PREFIX + "request-field"
 ALL_OF = ANNOTATION_PREFIX + "all-of"
 REQUEST_CLASS = ANNOTATION_PREFIX + "request-class"
+TENANT = ANNOTATION_PREFIX + "tenant"
+PROMPT_LENGTH = ANNOTATION_PREFIX + "prompt-length"
+CACHE = ANNOTATION_PREFIX + "cache"
+SESSION_TURN = ANNOTATION_PREFIX + "session-turn"
+MINIMUM_EVENTS = ANNOTATION_PREFIX + "minimum-events"
+MINIMUM_BAD_EVENTS = ANNOTATION_PREFIX + "minimum-bad-events"
+ZERO_TOLERANCE = ANNOTATION_PREFIX + "zero-tolerance"
+ABSENT_ALERT = ANNOTATION_PREFIX + "absent-alert"
+SWITCH = ANNOTATION_PREFIX + "switch"
+BUCKETS = ANNOTATION_PREFIX + "buckets"
+UNKNOWN_WHILE = ANNOTATION_PREFIX + "unknown-while"
 ANNOTATIONS = {
-    REQUEST_FIELD: "the figure of a request that is graded: ttft_seconds, tpot_seconds, e2e_seconds or completed",
+    REQUEST_FIELD: "the figure of a request that is graded: ttft_seconds, tpot_seconds, e2e_seconds, "
+    "hit_ratio or completed",
     ALL_OF: "names of SLOs, comma-separated, whose conditions one request must all meet (goodput)",
     REQUEST_CLASS: "comma-separated patterns of the request classes that are graded; absent means all",
+    TENANT: "comma-separated patterns of the tenants that are graded; absent means all",
+    PROMPT_LENGTH: "the prompt lengths that are graded, in tokens: 512-2048 (above 512, up to 2048), or 32768+",
+    CACHE: "the cache classes that are graded, comma-separated: hit, partial, miss",
+    SESSION_TURN: "the turns of a session that are graded: first or later",
+    MINIMUM_EVENTS: "events in an alert's long window below which it doesn't page; default 100",
+    MINIMUM_BAD_EVENTS: "bad events in an alert's long window below which it doesn't page; default 5",
+    ZERO_TOLERANCE: "true: any bad event pages, whatever the budget (OpenSLO has no target of 100 %)",
+    ABSENT_ALERT: "off: no alert when nothing measures this SLO",
+    SWITCH: "how to switch on what measures this SLO; told by the alert on its absence",
+    BUCKETS: "bucket bounds of a histogram of another exporter, comma-separated, to check thresholds against",
+    UNKNOWN_WHILE: "data quality flags, comma-separated, during which this SLO counts nothing",
 }
 
 
@@ -51,14 +75,19 @@ class Metric(_Strict):
 
 
 class RatioMetric(_Strict):
-    counter: bool
+    counter: bool = Field(description="true: the queries name counters")
     good: Metric | None = None
     bad: Metric | None = None
-    total: Metric
+    total: Metric | None = None
+    rawType: Literal["success", "failure"] | None = None
+    raw: Metric | None = None
 
     @model_validator(mode="after")
-    def _one_side(self) -> Self:
-        if (self.good is None) == (self.bad is None):
+    def _one_form(self) -> Self:
+        if self.raw is not None:
+            if self.rawType is None or self.good or self.bad or self.total:
+                raise ValueError("raw goes with rawType, and without good, bad and total")
+        elif self.total is None or (self.good is None) == (self.bad is None):
             raise ValueError("give either good or bad beside total")
         return self
 
@@ -81,14 +110,24 @@ class Indicator(_Strict):
 
 
 class Calendar(_Strict):
-    startTime: str
+    startTime: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2})?)?$")
     timeZone: str
 
 
 class Window(_Strict):
-    duration: str = Field(pattern=r"^[1-9][0-9]*[mhdwMQY]$")
-    isRolling: bool
+    duration: str = Field(pattern=r"^[1-9][0-9]*[mhdwMQY]$", description="a length such as 30d, 4w or 1M")
+    isRolling: bool = True
     calendar: Calendar | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.isRolling and self.calendar is not None:
+            raise ValueError("a rolling window has no calendar: take it out, or set isRolling to false")
+        if not self.isRolling and self.calendar is None:
+            raise ValueError("a calendar window needs a calendar with startTime and timeZone: add it")
+        if self.isRolling and self.duration[-1] in "MQY":
+            raise ValueError(f"{self.duration} differs in length: a rolling window is given in m, h, d or w, as 30d")
+        return self
 
 
 class ObjectiveSpec(_Strict):
@@ -97,13 +136,21 @@ class ObjectiveSpec(_Strict):
     value: float | None = None
     target: float | None = Field(default=None, gt=0)
     targetPercent: float | None = Field(default=None, gt=0)
+    timeSliceTarget: float | None = Field(default=None, gt=0, le=1)
+    timeSliceWindow: str | None = Field(default=None, pattern=r"^[1-9][0-9]*[smhd]$")
+    indicator: Indicator | None = None
+    indicatorRef: str | None = None
+    compositeWeight: float | None = None
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
         if (self.target is None) == (self.targetPercent is None):
             raise ValueError("give exactly one of target (0.95) and targetPercent (95)")
         if self.ratio >= 1:
-            raise ValueError("a target of 100 % leaves no error budget: use one below it, such as 0.999")
+            raise ValueError(
+                "a target of 100 % leaves no error budget: use one below it, such as 0.999; for what must never happen "
+                f"use 0.99999 and the annotation {ZERO_TOLERANCE}: true"
+            )
         return self
 
     @property
@@ -111,20 +158,122 @@ class ObjectiveSpec(_Strict):
         return self.target if self.target is not None else (self.targetPercent or 0.0) / 100
 
 
+class AlertConditionValue(_Strict):
+    kind: Literal["burnrate"] = "burnrate"
+    op: Literal["lte", "gte", "lt", "gt"]
+    threshold: float = Field(gt=0, description="burn rate: how many times the even rate the budget is spent")
+    lookbackWindow: str = Field(pattern=r"^[1-9][0-9]*[mhdw]$")
+    alertAfter: str | None = Field(default=None, pattern=r"^[0-9]+[smhdw]$")
+
+
+class AlertConditionSpec(_Strict):
+    description: str | None = None
+    severity: str
+    condition: AlertConditionValue
+
+
+class AlertConditionInline(_Strict):
+    kind: Literal["AlertCondition"] | None = None
+    conditionRef: str | None = None
+    metadata: Metadata | None = None
+    spec: AlertConditionSpec | None = None
+
+
+class AlertPolicySpec(_Strict):
+    description: str | None = None
+    alertWhenBreaching: bool = False
+    alertWhenResolved: bool = False
+    alertWhenNoData: bool = False
+    conditions: list[AlertConditionInline] = Field(min_length=1)
+    notificationTargets: list[dict[str, Any]] = []
+
+
+class AlertPolicyInline(_Strict):
+    kind: Literal["AlertPolicy"] | None = None
+    alertPolicyRef: str | None = None
+    metadata: Metadata | None = None
+    spec: AlertPolicySpec | None = None
+
+
 class Spec(_Strict):
     description: str = ""
     service: str
-    indicator: Indicator
+    indicator: Indicator | None = None
+    indicatorRef: str | None = None
     timeWindow: list[Window] = Field(min_length=1, max_length=1)
-    budgetingMethod: Literal["Occurrences"]
+    budgetingMethod: Literal["Occurrences", "Timeslices", "RatioTimeslices"]
     objectives: list[ObjectiveSpec] = Field(min_length=1)
-    alertPolicies: list[dict[str, Any] | str] = []
+    alertPolicies: list[str | AlertPolicyInline] = []
+
+    @model_validator(mode="after")
+    def _one_indicator(self) -> Self:
+        own = [o for o in self.objectives if o.indicator or o.indicatorRef]
+        if (self.indicator is None) == (self.indicatorRef is None) and not own:
+            raise ValueError("give exactly one of indicator and indicatorRef")
+        return self
 
 
-class SloDocument(_Strict):
-    """One OpenSLO v1 document of kind SLO."""
+class Top(_Strict):
+    """What every kind has."""
 
     apiVersion: Literal["openslo/v1"]
-    kind: Literal["SLO"]
     metadata: Metadata
+
+
+class SloDocument(Top):
+    """One OpenSLO v1 document of kind SLO."""
+
+    kind: Literal["SLO"]
     spec: Spec
+
+
+class SliDocument(Top):
+    kind: Literal["SLI"]
+    spec: IndicatorSpec
+
+
+class DataSourceSpec(_Strict):
+    description: str | None = None
+    type: str
+    connectionDetails: Any = None
+
+
+class DataSourceDocument(Top):
+    kind: Literal["DataSource"]
+    spec: DataSourceSpec
+
+
+class ServiceDocument(Top):
+    kind: Literal["Service"]
+    spec: dict[str, Any] = {}
+
+
+class AlertPolicyDocument(Top):
+    kind: Literal["AlertPolicy"]
+    spec: AlertPolicySpec
+
+
+class AlertConditionDocument(Top):
+    kind: Literal["AlertCondition"]
+    spec: AlertConditionSpec
+
+
+class NotificationTargetSpec(_Strict):
+    description: str | None = None
+    target: str
+
+
+class NotificationTargetDocument(Top):
+    kind: Literal["AlertNotificationTarget"]
+    spec: NotificationTargetSpec
+
+
+KINDS: Mapping[str, type[Top]] = {
+    "SLO": SloDocument,
+    "SLI": SliDocument,
+    "DataSource": DataSourceDocument,
+    "Service": ServiceDocument,
+    "AlertPolicy": AlertPolicyDocument,
+    "AlertCondition": AlertConditionDocument,
+    "AlertNotificationTarget": NotificationTargetDocument,
+}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,22 +23,25 @@ from engines import fleet
 from engines.fleet import EngineHandle
 from engines.process import free_port
 from engines.tiny_model import default_model_dir
+from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from kvcache.tokenizer import Tokenizer
-from loadgen.records import read_requests
+from loadgen.records import RequestRecord, read_requests
 from loadgen.run_config import RunConfig
-from loadgen.scenario import Scenario, load_scenario
+from loadgen.scenario import Scenario
 from router.config import CacheViewConfig, PolicyConfig, RouterConfig, TenantsConfig
 from slo.document import load_objectives
 from slo.objective import RequestField
 from stack.errors import UsageError
 from stack.fleet import as_workers, start_engines, start_router
-from stack.fleet_log import FleetLog
+from stack.fleet_log import FleetLog, FleetRow
+from stack.load_levels import LevelRun, LevelsRequest, run_levels, write_levels
 from stack.load_process import send_load
 from stack.options import check_policies
 from stack.progress import Progress
 from stack.results import BenchRuns, write_results
+from stack.scenario_choice import TraceOptions, chosen_scenario, scenario_notes
 from stack.schedule import Run, interleaved
-from stack.targets import served_model
+from stack.targets import check_tokenizer, served_model
 
 TARGET_LABEL = "target"
 _LAG_SHARE = 0.05
@@ -47,7 +52,7 @@ _LAG_SHARE = 0.05
 class BenchOptions:
     """The options of `prefixwatch bench`, as given; None stands for the scenario's own value."""
 
-    scenario: str
+    scenario: str | None
     engine: str = "simulated"
     workers: int | None = None
     policies: list[str] = field(default_factory=lambda: ["round_robin", "cache_aware"])
@@ -57,18 +62,23 @@ class BenchOptions:
     seed: int = 1
     duration_seconds: float | None = None
     out: Path = Path("results/latest")
+    trace: TraceOptions | None = None
+    levels: LevelsRequest | None = None
+    """Sweep or search, instead of comparing policies at one load."""
 
 
 def run_bench(options: BenchOptions, console: Console) -> tuple[dict[str, Any], int]:
-    """Run a bench; answers the content of summary.json and the exit code. Raises one of INPUT_ERRORS."""
-    return asyncio.run(_Bench(options, console).run())
+    """Run a bench; answers the content of summary.json (of levels.json) and the exit code. Raises one of
+    INPUT_ERRORS."""
+    bench = _Bench(options, console)
+    return asyncio.run(bench.run() if options.levels is None else bench.run_levels(options.levels))
 
 
 class _Bench:
     def __init__(self, options: BenchOptions, console: Console) -> None:
         self.options = options
         self.console = console
-        self.scenario = _scenario(options)
+        self.scenario = chosen_scenario(options.scenario, options.trace, options.duration_seconds)
         self.objectives = load_objectives(self.scenario.slo)
         self.policies = [TARGET_LABEL] if options.target else check_policies(options.policies)
         self.workers = options.workers or self.scenario.engine.workers or 4
@@ -76,12 +86,9 @@ class _Bench:
         self.logs = options.out / "logs"
 
     async def run(self) -> tuple[dict[str, Any], int]:
-        self.options.out.mkdir(parents=True, exist_ok=True)
-        scenario_file = self.options.out / "scenario.yaml"
-        scenario_file.write_text(
-            yaml.safe_dump(self.scenario.model_dump(mode="json", exclude_unset=True), sort_keys=False),
-            encoding="utf-8",
-        )
+        for line in scenario_notes(self.scenario):
+            self.console.print(line, soft_wrap=True, highlight=False)
+        scenario_file = self._write_scenario(self.scenario)
         runs = BenchRuns(
             scenario=self.scenario,
             objectives=self.objectives,
@@ -104,27 +111,69 @@ class _Bench:
         nonces = [secrets.token_hex(6) for _ in range(self.options.repeats)]
         for run in interleaved(self.policies, self.options.repeats):
             progress.begin(run)
-            folder = self.logs / f"{run.position:02d}-{run.policy}-{run.repeat}"
-            async with self._endpoint(run, engines, folder) as (url, model), FleetLog.following(engines, run) as log:
-                # A target's caches can't be emptied, so there each run has prompts of its own.
-                nonce = nonces[run.repeat] if engines else secrets.token_hex(6)
-                config = RunConfig(
-                    target=url,
-                    scenario=str(scenario_file),
-                    model_dir=self.model_dir,
-                    model=model,
-                    seed=self.options.seed + run.repeat,
-                    nonce=nonce,
-                    policy=run.policy,
-                    repeat=run.repeat,
-                    out=folder,
-                    lag_limit_ms=self._lag_limit_ms(),
-                )
-                report = await send_load(config, folder, progress.update)
-            for engine in engines:
-                engine.process.check()
-            runs.add(run, list(read_requests(folder / "requests.parquet")), report, log.rows)
+            # A target's caches can't be emptied, so there each run has prompts of its own.
+            nonce = nonces[run.repeat] if engines else secrets.token_hex(6)
+            records, report, rows = await self._make_run(engines, run, scenario_file, nonce, progress.update)
+            runs.add(run, records, report, rows)
             progress.end(report)
+
+    async def _make_run(
+        self,
+        engines: list[EngineHandle],
+        run: Run,
+        scenario_file: Path,
+        nonce: str,
+        on_progress: Callable[[dict[str, Any]], None] = lambda progress: None,
+    ) -> tuple[list[RequestRecord], dict[str, Any], list[FleetRow]]:
+        """The run's request log, its run.json, and what the fleet did meanwhile."""
+        folder = self.logs / f"{run.position:02d}-{run.policy}-{run.repeat}"
+        async with self._endpoint(run, engines, folder) as (url, model), FleetLog.following(engines, run) as log:
+            config = RunConfig(
+                target=url,
+                scenario=str(scenario_file),
+                model_dir=self.model_dir,
+                model=model,
+                seed=self.options.seed + run.repeat,
+                nonce=nonce,
+                policy=run.policy,
+                repeat=run.repeat,
+                out=folder,
+                lag_limit_ms=self._lag_limit_ms(),
+            )
+            report = await send_load(config, folder, on_progress)
+        for engine in engines:
+            engine.process.check()
+        return list(read_requests(folder / "requests.parquet")), report, log.rows
+
+    async def run_levels(self, request: LevelsRequest) -> tuple[dict[str, Any], int]:
+        """Sweep or search: many runs, each at a level of its own."""
+        positions = itertools.count(1)
+        async with self._engines() as engines:
+
+            async def run_level(scenario: Scenario, policy: str, repeat: int) -> LevelRun:
+                run = Run(next(positions), policy, repeat)
+                file = self._write_scenario(scenario)
+                records, report, _ = await self._make_run(engines, run, file, secrets.token_hex(6))
+                return LevelRun(records, report["reasons"])
+
+            found, code = await run_levels(
+                self.scenario,
+                self.objectives,
+                self.policies,
+                request,
+                run=run_level,
+                console=self.console,
+                block_size=engines[0].block_size if engines else DEFAULT_BLOCK_SIZE,
+            )
+        write_levels(self.options.out, found)
+        return found, code
+
+    def _write_scenario(self, scenario: Scenario) -> Path:
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        file = self.options.out / "scenario.yaml"
+        content = scenario.model_dump(mode="json", exclude_unset=True)
+        file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        return file
 
     @contextlib.asynccontextmanager
     async def _engines(self) -> AsyncIterator[list[EngineHandle]]:
@@ -132,13 +181,17 @@ class _Bench:
             yield []
             return
         hints = self.scenario.engine
+        simulated = {"profile": hints.profile, "max_model_len": hints.max_model_len, "seed": self.options.seed}
         with self.console.status(f"starting {self.workers} {self.options.engine} engines …"):
             engines = await start_engines(
                 self.options.engine,
                 self.workers,
                 self.logs,
                 self.model_dir,
-                {"capacity_blocks": hints.capacity_blocks, "profile": hints.profile, "seed": self.options.seed},
+                {
+                    "capacity_blocks": hints.capacity_blocks,
+                    **(simulated if self.options.engine == "simulated" else {"seed": self.options.seed}),
+                },
             )
         try:
             yield engines
@@ -149,7 +202,9 @@ class _Bench:
     async def _endpoint(self, run: Run, engines: list[EngineHandle], folder: Path) -> AsyncIterator[tuple[str, str]]:
         """The address to send to and the model to ask for: the target, or a fresh router over emptied caches."""
         if self.options.target:
-            yield self.options.target, await served_model(self.options.target)
+            model = await served_model(self.options.target)
+            await check_tokenizer(self.options.target, model, self.model_dir)
+            yield self.options.target, model
             return
         await fleet.reset_caches(engines)
         config = RouterConfig(
@@ -170,19 +225,12 @@ class _Bench:
 
     def _again(self) -> dict[str, Any]:
         """What a second bench needs to repeat this one."""
-        given = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.options).items()}
+        given = json.loads(json.dumps(asdict(self.options), default=str))  # paths as texts
         return {"options": given, "scenario": self.scenario.model_dump(mode="json", exclude_unset=True)}
 
     def _lag_limit_ms(self) -> float:
         thresholds = [t for o in self.objectives for t in o.thresholds(RequestField.TTFT_SECONDS)]
         return 1000.0 * _LAG_SHARE * min(thresholds, default=0.5)
-
-
-def _scenario(options: BenchOptions) -> Scenario:
-    scenario = load_scenario(options.scenario)
-    if options.duration_seconds is None:
-        return scenario
-    return scenario.model_copy(update={"duration_seconds": options.duration_seconds})
 
 
 def _model_dir(options: BenchOptions) -> Path:

@@ -29,13 +29,23 @@ engines_app = typer.Typer(
     no_args_is_help=True, help="Real engines, each in an isolated environment with pinned versions."
 )
 app.add_typer(engines_app, name="engines")
+slo_app = typer.Typer(
+    no_args_is_help=True, help="SLO documents (OpenSLO): check them, write rules and alerts, grade a request log."
+)
+app.add_typer(slo_app, name="slo")
+exporter_app = typer.Typer(invoke_without_command=True)
+app.add_typer(exporter_app, name="exporter")
+catalogue_app = typer.Typer(no_args_is_help=True, help="What the exporter knows of other systems' metrics.")
+exporter_app.add_typer(catalogue_app, name="catalogue")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
 @app.command()
 def bench(
-    scenario: Annotated[str, typer.Argument(help="A shipped scenario's name, or a scenario file (YAML).")],
+    scenario: Annotated[
+        str | None, typer.Argument(help="A shipped scenario's name, or a scenario file (YAML).", show_default=False)
+    ] = None,
     engine: Annotated[str, typer.Option(help="Engines to start: `simulated` or `vllm` (real, on CPU).")] = "simulated",
     workers: Annotated[int | None, typer.Option(min=1, help="Engines to start; default: the scenario's.")] = None,
     policy: Annotated[
@@ -50,6 +60,25 @@ def bench(
     duration: Annotated[
         float | None, typer.Option(min=1, help="Seconds of measured traffic a run; default: the scenario's.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Replay this recording: Mooncake, OpenAI requests, Azure or BurstGPT table, OTel spans."),
+    ] = None,
+    trace_format: Annotated[
+        str | None, typer.Option("--format", help="The recording's format; left out, its content tells.")
+    ] = None,
+    speed: Annotated[float | None, typer.Option(min=0.001, help="Replay this many times as fast as recorded.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests of the recording.")] = None,
+    answers: Annotated[
+        str | None, typer.Option(help="Earlier answers in a replay's later turns: `recorded` or `generated`.")
+    ] = None,
+    search_rate: Annotated[
+        bool, typer.Option("--search-rate", help="Find the highest rate that still meets the objectives.")
+    ] = False,
+    sweep_rate: Annotated[str, typer.Option(help="Run each of these rates, requests a second, by comma.")] = "",
+    sweep_concurrency: Annotated[
+        str, typer.Option(help="Run closed loops of so many users each, by comma; says that they are.")
+    ] = "",
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results/latest"),
     as_json: JsonFlag = False,
 ) -> None:
@@ -57,9 +86,15 @@ def bench(
 
     Example: `prefixwatch bench shared-prefix --engine vllm --workers 2 --policy round_robin,cache_aware`
 
+    Example: `prefixwatch bench --trace conversation_trace.jsonl --speed 0.1 --policy score`
+
+    Example: `prefixwatch bench shared-prefix --search-rate --policy score`
+
     Writes summary.json, summary.md, requests.parquet, fleet.parquet, report.html, junit.xml and config.yaml to --out.
     """
     from stack.bench import BenchOptions, run_bench
+    from stack.load_levels import levels_request
+    from stack.scenario_choice import TraceOptions
 
     options = BenchOptions(
         scenario=scenario,
@@ -72,6 +107,8 @@ def bench(
         seed=seed,
         duration_seconds=duration,
         out=out,
+        trace=None if trace is None else TraceOptions(trace, trace_format, speed, limit, answers),
+        levels=levels_request(search_rate=search_rate, sweep_rate=sweep_rate, sweep_concurrency=sweep_concurrency),
     )
     _finish(*run_bench(options, Console(stderr=as_json)), as_json=as_json)
 
@@ -117,6 +154,11 @@ def simulate(
     prefill_policy: Annotated[
         str, typer.Option(help="Routing policy of the prefill engines of a split fleet.")
     ] = "round_robin",
+    search_rate: Annotated[
+        bool, typer.Option("--search-rate", help="Find the highest rate that still meets the objectives.")
+    ] = False,
+    sweep_rate: Annotated[str, typer.Option(help="Run each of these rates, requests a second, by comma.")] = "",
+    sweep_concurrency: Annotated[str, typer.Option(help="Run closed loops of so many users each, by comma.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of a scenario, each with its own seed.")] = 3,
     seed: Annotated[int, typer.Option(help="Fixes the traffic and random ties.")] = 1,
     as_json: JsonFlag = False,
@@ -129,6 +171,7 @@ def simulate(
 
     Example: `prefixwatch simulate shared-prefix --prefill-workers 4 --prefill-policy mooncake --policy flexlb_decode`
     """
+    from stack.load_levels import levels_request
     from stack.simulate_command import SimulateOptions, run_simulate
 
     options = SimulateOptions(
@@ -146,6 +189,7 @@ def simulate(
         seed=seed,
         prefill_workers=prefill_workers,
         prefill_policy=prefill_policy,
+        levels=levels_request(search_rate=search_rate, sweep_rate=sweep_rate, sweep_concurrency=sweep_concurrency),
     )
     _finish(*run_simulate(options, Console(stderr=as_json)), as_json=as_json)
 
@@ -201,6 +245,55 @@ def report(
 
 
 @app.command()
+def scenarios(
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a scenario file.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the shipped scenarios and what each shows; every key of a scenario file is in docs/scenarios.md.
+
+    Example: `prefixwatch scenarios --schema > scenario.schema.json`
+    """
+    from loadgen.scenario_reference import schema as scenario_schema
+    from stack.listings import described_scenarios, scenarios_table
+
+    if schema:
+        print(json.dumps(scenario_schema(), indent=2))
+    elif as_json:
+        print(json.dumps(described_scenarios(), indent=2))
+    else:
+        Console().print(scenarios_table(described_scenarios()))
+
+
+@app.command()
+def analyze(
+    traffic: Annotated[
+        str, typer.Argument(help="A scenario, or a recording: Mooncake trace, OpenAI requests (JSONL), OTel spans.")
+    ],
+    recording_format: Annotated[
+        str | None, typer.Option("--format", help="The recording's format; left out, its content tells.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests.")] = None,
+    model_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the model's tokenizer; default: the built-in tiny model's.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV block; a trace has its own.")] = 16,
+    seed: Annotated[int, typer.Option(help="Fixes a scenario's traffic.")] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what of some traffic a prefix cache could reuse, what breaks it, and how much cache it takes.
+
+    Example: `prefixwatch analyze requests.jsonl --model-dir ./Qwen3-8B`
+
+    Example: `prefixwatch analyze dynamic-first`
+    """
+    from stack.analyze_command import AnalyzeOptions, run_analyze
+
+    options = AnalyzeOptions(traffic, recording_format, limit, model_dir, block_size, seed)
+    found = run_analyze(options, Console(stderr=as_json))
+    _finish(found, 0, as_json=as_json)
+
+
+@app.command()
 def up(
     config: Annotated[Path | None, typer.Option(help="prefixwatch.yaml; without it, 4 simulated engines.")] = None,
     host: Annotated[str | None, typer.Option(help="Address that router and exporter listen on.")] = None,
@@ -227,8 +320,9 @@ def router(config: Annotated[Path, typer.Option(help="prefixwatch.yaml; `fleet.t
     run_router(config, Console())
 
 
-@app.command()
+@exporter_app.callback()
 def exporter(
+    context: typer.Context,
     target: Annotated[
         list[str] | None, typer.Option(help="`[NAME=]URL` of a metrics page; may be given again and again.")
     ] = None,
@@ -240,15 +334,143 @@ def exporter(
     once: Annotated[
         bool, typer.Option("--once", help="Scrape, print the metrics and end; 2 if a target failed.")
     ] = False,
-    config: Annotated[Path | None, typer.Option(help="Configuration file instead of --target.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="prefixwatch.yaml instead of --target; its `exporter` section has all settings.")
+    ] = None,
+    web_config_file: Annotated[
+        Path | None, typer.Option(help="TLS and basic auth, in the format that Prometheus' exporters share.")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="logfmt or json.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Scrape routers and engines, derive prefix-cache metrics, serve them at /metrics and /api/v1/fleet.
 
     Example: `prefixwatch exporter --target http://127.0.0.1:8001 --target router=http://127.0.0.1:8000 --once`
     """
+    if context.invoked_subcommand:
+        return
     from stack.parts import run_exporter
 
-    run_exporter(target or [], kv_events or [], listen, interval, once=once, config=config, console=Console())
+    settings = {
+        "listen": listen,
+        "interval_seconds": interval,
+        "web_config_file": web_config_file,
+        "log_format": log_format,
+        "log_level": log_level,
+    }
+    run_exporter(target or [], kv_events or [], settings, once=once, config=config, console=Console())
+
+
+@exporter_app.command("fingerprint")
+def exporter_fingerprint(
+    model_dir: Annotated[Path, typer.Option(help="Folder with the model's tokenizer.")],
+    system_prompt: Annotated[Path | None, typer.Option(help="File with a system prompt, for chats.")] = None,
+    text: Annotated[Path | None, typer.Option(help="File with an opening, for plain completions.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens a block of the engine.")] = 16,
+    salt_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the tenant's cache salt, where one is used.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell how the exporter recognises a prompt's opening; put it into `exporter.prefixes` to give it a name.
+
+    Example: `prefixwatch exporter fingerprint --model-dir models/llama --system-prompt support.txt`
+    """
+    from stack.fingerprint_command import fingerprint
+
+    found = fingerprint(model_dir, system_prompt, text, block_size, salt_env)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print(f"{found['fingerprint']}  ({found['tokens']} tokens, {found['blocks']} full blocks)")
+
+
+@catalogue_app.command("check")
+def catalogue_check(
+    file: Annotated[str, typer.Argument(help="A catalogue file (YAML), or the name of a system that is shipped.")],
+    against: Annotated[Path, typer.Option(help="A metrics page, saved from the system; may be gzipped.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what a catalogue file maps of a page, what it leaves, and what looks wrong: units, labels, kinds. 1 if so.
+
+    Example: `curl -s http://gateway:9090/metrics > page.txt; prefixwatch exporter catalogue check my.yaml --against
+    page.txt`
+    """
+    from stack.catalogue_command import run_check
+
+    raise typer.Exit(run_check(file, against, Console(), as_json=as_json))
+
+
+@catalogue_app.command("schema")
+def catalogue_schema() -> None:
+    """Print the JSON schema of a catalogue file, for editors.
+
+    Example: `prefixwatch exporter catalogue schema > catalogue.schema.json`
+    """
+    from stack.catalogue_command import schema
+
+    print(schema())
+
+
+@app.command()
+def diagnose(
+    alert: Annotated[
+        str | None, typer.Argument(help="The alert that fired; its page's questions come first.", show_default=False)
+    ] = None,
+    prometheus: Annotated[str | None, typer.Option(help="URL of the Prometheus that scrapes the exporter.")] = None,
+    exporter: Annotated[
+        str | None, typer.Option(help="URL of the exporter itself, where there is no Prometheus.")
+    ] = None,
+    window: Annotated[str, typer.Option(help="Range that is looked at, e.g. 5m; with --prometheus.")] = "5m",
+    seconds: Annotated[float, typer.Option(min=1, help="How long to watch; with --exporter.")] = 10.0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown for an incident ticket.")] = False,
+    preflight: Annotated[
+        bool, typer.Option("--preflight", help="The checklist before a launch instead; 1 if an item failed.")
+    ] = False,
+    target: Annotated[
+        str | None, typer.Option(help="With --preflight: endpoint that gets about a dozen small chats.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="With --preflight: prefixwatch.yaml of the fleet.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Ask the runbooks' questions in order, and name the likeliest cause: 0 nothing wrong, 1 found, 3 inconclusive.
+
+    Example: `prefixwatch diagnose PrefixHitRateLow --prometheus http://127.0.0.1:9090`
+
+    Example: `prefixwatch diagnose --exporter http://127.0.0.1:9477 --markdown`
+
+    Example: `prefixwatch diagnose --preflight --target http://127.0.0.1:8000 --config prefixwatch.yaml`
+    """
+    if preflight:
+        from stack.preflight_command import PreflightOptions, run_preflight
+
+        facts = PreflightOptions(target, config, prometheus, exporter, window, seconds)
+        _finish(*run_preflight(facts, Console(stderr=as_json), markdown=markdown, as_json=as_json), as_json=as_json)
+    from stack.diagnose_command import DiagnoseOptions, run_diagnose
+
+    options = DiagnoseOptions(alert, prometheus, exporter, window, seconds)
+    console = Console(stderr=as_json or markdown)
+    _finish(*run_diagnose(options, console, markdown=markdown, as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def drill(
+    fault: Annotated[
+        list[str] | None, typer.Argument(help="Faults by name; all of them without any.", show_default=False)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Practise: make a fault in a small local stack, and see which alerts come and what the diagnosis says.
+
+    Starts simulated engines, a router, the exporter, Prometheus and Alertmanager; under a minute a fault. 1 when an
+    alert or the named cause isn't the right one.
+
+    Example: `prefixwatch drill hot-prefix`
+    """
+    from stack.drill_command import run_drills
+
+    results, exit_code = run_drills(fault or [], Console(stderr=as_json), as_json=as_json)
+    _finish({"drills": results}, exit_code, as_json=as_json)
 
 
 @app.command()
@@ -316,6 +538,92 @@ def engines_list(as_json: JsonFlag = False) -> None:
         print(json.dumps(found, indent=2))
     else:
         Console().print(installed_table(found))
+
+
+@slo_app.command("check")
+def slo_check(
+    documents: Annotated[
+        list[str] | None, typer.Argument(help="OpenSLO files, or names of shipped ones; default: all shipped.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check SLO documents and say how each objective is understood.
+
+    Example: `prefixwatch slo check my-slos.yaml`
+    """
+    from stack.slo_command import check, check_table
+
+    found = check(documents or [])
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        Console().print(check_table(found))
+        for note in (note for row in found for note in row["notes"]):
+            Console().print(f"note: {note}", highlight=False)
+
+
+@slo_app.command("build")
+def slo_build(
+    documents: Annotated[
+        list[str] | None, typer.Argument(help="OpenSLO files, or names of shipped ones; default: all shipped.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the rule files.")] = Path("alerts/rules"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; 1 if the folder is out of date.")] = False,
+    form: Annotated[
+        str, typer.Option("--format", help="`prometheus` rules, `kubernetes` PrometheusRule objects, `sloth` specs.")
+    ] = "prometheus",
+    thresholds: Annotated[
+        Path | None, typer.Option(help="Thresholds that replace those of alerts/thresholds.yaml.")
+    ] = None,
+    scrape_interval: Annotated[float, typer.Option(help="Seconds between Prometheus' scrapes of the exporter.")] = 15.0,
+    job: Annotated[str, typer.Option(help="The exporter's job label in Prometheus.")] = "prefixwatch",
+    alertmanager: Annotated[
+        Path | None, typer.Option(help="Write an Alertmanager configuration for these alerts to this file, too.")
+    ] = None,
+    runbooks: Annotated[str, typer.Option(help="Where the runbooks are served: <here>/<AlertName>.md.")] = "runbooks",
+    dashboards: Annotated[str, typer.Option(help="Grafana's dashboards: <here>/<uid>.")] = "/d",
+    absent_alerts: Annotated[
+        bool, typer.Option("--absent-alerts/--no-absent-alerts", help="Alert on SLOs that nothing measures.")
+    ] = True,
+    hasten: Annotated[
+        float, typer.Option(min=1, help="For drills: divide every length of time by this, e.g. 60.")
+    ] = 1.0,
+) -> None:
+    """Write recording rules and alerts: the shipped ones, and those of the SLO documents.
+
+    Example: `prefixwatch slo build my-slos.yaml --out rules`
+    """
+    from alerts.settings import RuleSettings
+    from stack.slo_command import BuildOptions, run_build
+
+    settings = RuleSettings(
+        scrape_interval_seconds=scrape_interval,
+        job=job,
+        runbook_base=runbooks.rstrip("/"),
+        dashboard_base=dashboards.rstrip("/"),
+        absent_alerts=absent_alerts,
+        thresholds=thresholds,
+        hasten=hasten,
+    )
+    raise typer.Exit(run_build(BuildOptions(documents or [], out, check, form, settings, alertmanager), Console()))
+
+
+@slo_app.command("grade")
+def slo_grade(
+    requests: Annotated[Path, typer.Argument(help="A run's requests.parquet.")],
+    slo: Annotated[list[str], typer.Option(help="OpenSLO file, or the name of a shipped one; may be repeated.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Grade a load test's request log by SLO documents; 1 if an objective was missed, 3 if one can't be judged.
+
+    Example: `prefixwatch slo grade results/latest/requests.parquet --slo ttft --slo goodput`
+    """
+    from stack.slo_command import grade, grade_table
+
+    found, exit_code = grade(requests, slo)
+    if not as_json:
+        Console().print(grade_table(found))
+    _finish(found, exit_code, as_json=as_json)
 
 
 @engines_app.command("model")

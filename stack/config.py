@@ -15,12 +15,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from documents import DocumentError, load
-from exporters.config import DEFAULT_LISTEN, ExporterConfig, TargetConfig, split_listen
+from exporters.config import ExporterConfig, ExporterSettings, TargetConfig, split_listen, validated
+from exporters.request_settings import Pricing
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from router.config import (
     CacheViewConfig,
     HealthConfig,
+    IsolationConfig,
     PolicyConfig,
+    RequestRecordsConfig,
     RouterConfig,
     TenantsConfig,
     TimeoutsConfig,
@@ -66,18 +69,24 @@ class RouterSection(_Section):
     timeouts: TimeoutsConfig = TimeoutsConfig()
     health: HealthConfig = HealthConfig()
     tenant_header: str = "x-tenant-id"
+    session_header: str = "x-session-id"
+    class_header: str = "x-request-class"
     trust_client_salt: bool = False
+    isolation: IsolationConfig = IsolationConfig()
+    records_kept: int = Field(default=16_384, ge=1)
     max_body_bytes: int = Field(default=64 * 2**20, ge=1)
     otlp_endpoint: str | None = None
 
 
-class ExporterSection(_Section):
-    listen: str = DEFAULT_LISTEN
-    interval_seconds: float = Field(default=5.0, gt=0)
-    timeout_seconds: float = Field(default=4.0, gt=0)
-    window_seconds: float = Field(default=60.0, gt=0)
-    targets: list[TargetConfig] = []
-    """Scraped beside the engines of `fleet.targets`: routers, caches."""
+class SloSection(_Section):
+    objectives: list[str] | None = None
+    """SLO documents that requests are judged by: files, or shipped ones' names; all shipped ones where not given."""
+
+
+class SecuritySection(_Section):
+    hash_secret: SecretStr | None = Field(default=None, min_length=16)
+    """Key of the hashes that stand for sessions and unknown tenants; the same for all routers of a fleet. Each draws
+    its own without it."""
 
 
 class PrefixwatchConfig(_Section):
@@ -87,7 +96,10 @@ class PrefixwatchConfig(_Section):
     tenants: list[TenantSection] = []
     tokenizer: TokenizerSection = TokenizerSection()
     router: RouterSection = RouterSection()
-    exporter: ExporterSection = ExporterSection()
+    exporter: ExporterSettings = ExporterSettings()
+    slo: SloSection = SloSection()
+    pricing: Pricing = Pricing()
+    security: SecuritySection = SecuritySection()
 
     @model_validator(mode="after")
     def _tenants_differ(self) -> Self:
@@ -112,26 +124,33 @@ class PrefixwatchConfig(_Section):
     def exporter_config(self, workers: Sequence[WorkerConfig], router_url: str | None = None) -> ExporterConfig:
         """The exporter's settings for these engines, a router in front of them, and its own targets.
 
-        Raises DocumentError when there is nothing to scrape.
+        Raises DocumentError when there is nothing to scrape, ExporterError when two targets have one name.
         """
         section = self.exporter
-        engines = [TargetConfig(name=w.name, url=w.url, kv_events=w.kv_events) for w in workers]
+        engines = [
+            TargetConfig(name=w.name, url=w.url, kv_events=w.kv_events, zone=w.zone, node=w.node) for w in workers
+        ]
         router = [TargetConfig(name="router", url=router_url)] if router_url else []
         targets = (*router, *engines, *section.targets)
-        if not targets:
-            raise DocumentError("exporter.targets and fleet.targets: list nothing to scrape: add a target to either")
-        return ExporterConfig(
-            targets=targets,
-            listen=section.listen,
-            interval_seconds=section.interval_seconds,
-            timeout_seconds=section.timeout_seconds,
-            window_seconds=section.window_seconds,
-        )
+        if not targets and not section.scrape_configs:
+            raise DocumentError(
+                "exporter.targets, exporter.scrape_configs and fleet.targets: list nothing to scrape: "
+                "add a target to one"
+            )
+        values = {name: getattr(section, name) for name in section.model_fields_set}
+        shared = {
+            "objectives": self.slo.objectives,
+            "pricing": self.pricing,
+            "tenants": [tenant.name for tenant in self.tenants],
+            "hash_secret": self.security.hash_secret,
+        }
+        return validated({**values, **shared, "targets": targets}, "exporter.targets and fleet.targets")
 
     def router_config(self, workers: list[WorkerConfig], model_dir: Path | None, block_size: int) -> RouterConfig:
         """The router's settings in front of these engines."""
         section = self.router
         salts = {t.name: t.salt.get_secret_value() for t in self.tenants if t.salt is not None}
+        secret = self.security.hash_secret
         return RouterConfig(
             host=section.host,
             port=section.port,
@@ -142,8 +161,17 @@ class PrefixwatchConfig(_Section):
             cache_view=section.cache_view,
             always_predict=model_dir is not None,
             tenants=TenantsConfig(
-                header=section.tenant_header, salts=salts, trust_client_salt=section.trust_client_salt
+                header=section.tenant_header,
+                session_header=section.session_header,
+                class_header=section.class_header,
+                names=[tenant.name for tenant in self.tenants],
+                salts=salts,
+                trust_client_salt=section.trust_client_salt,
             ),
+            request_records=RequestRecordsConfig(
+                kept=section.records_kept, hash_secret=secret.get_secret_value() if secret else None
+            ),
+            isolation=section.isolation,
             timeouts=section.timeouts,
             health=section.health,
             max_body_bytes=section.max_body_bytes,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from alerts.errors import RuleError
 from documents import DocumentError
 from engines.errors import EngineError
 from exporters.errors import ExporterError
 from kvcache.tokenizer import TokenizerError
+from loadgen.prompts import PromptError
 from router.errors import RouterError
+from runbooks.errors import EvidenceError
+from slo.sloth import SlothError
 from stack.trace import TraceError
 
 
@@ -17,8 +21,12 @@ class UsageError(Exception):
 INPUT_ERRORS = (
     DocumentError,
     EngineError,
+    EvidenceError,
     ExporterError,
+    PromptError,
     RouterError,
+    RuleError,
+    SlothError,
     TokenizerError,
     TraceError,
     UsageError,

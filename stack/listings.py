@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+
+from loadgen.scenario import load_scenario, shipped_scenarios
 
 
 def policies_table(policies: Sequence[Mapping[str, Any]]) -> Table:
@@ -14,4 +17,23 @@ def policies_table(policies: Sequence[Mapping[str, Any]]) -> Table:
     for policy in policies:
         needs = ", ".join(name for name, needed in policy["needs"].items() if needed)
         table.add_row(policy["name"], f"{policy['summary']}\n[dim]{policy['source']}[/dim]", needs or "nothing")
+    return table
+
+
+def described_scenarios() -> list[dict[str, Any]]:
+    """Name, description and objectives of every shipped scenario."""
+    found = {name: load_scenario(name) for name in shipped_scenarios()}
+    return [
+        {"name": name, "description": scenario.description.strip(), "slo": [Path(slo).stem for slo in scenario.slo]}
+        for name, scenario in found.items()
+    ]
+
+
+def scenarios_table(scenarios: Sequence[Mapping[str, Any]]) -> Table:
+    """What `prefixwatch scenarios` shows."""
+    table = Table(
+        "scenario", "what it shows", caption="Every key of a scenario file: docs/scenarios.md", show_lines=True
+    )
+    for scenario in scenarios:
+        table.add_row(scenario["name"], scenario["description"])
     return table

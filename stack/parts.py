@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 import engines.simulated
 import exporters.app
 import exporters.config
+import exporters.logs
 import router.app
+from exporters.config import ExporterConfig, config_from_flags
+from exporters.web_config import WebSecurity
 from stack.config import load_config
 from stack.errors import UsageError
 
@@ -33,32 +37,40 @@ def run_router(file: Path, console: Console) -> None:
 def run_exporter(
     targets: Sequence[str],
     kv_events: Sequence[str],
-    listen: str | None,
-    interval_seconds: float | None,
+    settings: Mapping[str, Any],
     *,
     once: bool,
     config: Path | None,
     console: Console,
 ) -> None:
-    """The exporter, until SIGINT or SIGTERM, or for one scrape. Raises ExporterError; SystemExit(2) if one failed."""
-    if config is not None and targets:
-        raise UsageError("give either --config or --target, not both")
+    """The exporter, until SIGINT or SIGTERM, or for one scrape. `settings` by flags win over the file's.
+
+    Raises DocumentError, ExporterError or UsageError; SystemExit(2) if a target failed with `once`.
+    """
+    if config is not None and (targets or kv_events):
+        raise UsageError("give either --config or --target, not both: with --config, targets stand in the file")
     if config is None and not targets:
         raise UsageError("no target: give --target [NAME=]URL, or --config FILE")
-    if config is not None:
+    given = {name: value for name, value in settings.items() if value is not None}
+
+    def load() -> ExporterConfig:
+        if config is None:
+            return config_from_flags(targets, kv_events, **given)
         loaded = load_config(config)
-        settings = loaded.exporter_config(loaded.fleet.targets)
-    else:
-        settings = exporters.config.config_from_flags(
-            targets, kv_events, listen=listen, interval_seconds=interval_seconds
-        )
+        return loaded.model_copy(
+            update={"exporter": exporters.config.with_flags(loaded.exporter, given)}
+        ).exporter_config(loaded.fleet.targets)
+
+    start = load()
+    exporters.logs.log_to(sys.stderr, start.log_format, start.log_level)
     if not once:
-        _run(exporters.app.serve(settings, ready=lambda address: console.print(f"exporter ready on {address}")))
+        security = WebSecurity(start.web_config_file) if start.web_config_file else None
+        _run(exporters.app.serve(start, lambda url: console.print(f"exporter ready on {url}"), load, security))
         return
-    text, failed = asyncio.run(exporters.app.once(settings))
+    text, failed = asyncio.run(exporters.app.once(start))
     sys.stdout.write(text)
     for line in failed:
-        Console(stderr=True).print(f"[red]error:[/red] {line}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[red]error:[/red] {escape(line)}", highlight=False, soft_wrap=True)
     if failed:
         raise SystemExit(2)
 

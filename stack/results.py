@@ -55,6 +55,7 @@ class BenchRuns:
             policies=self.policies,
             block_size=self.block_size,
             warm=self.scenario.warm,
+            requested_in_flight=self.scenario.arrivals.concurrency if self.scenario.arrivals is not None else None,
             seeds=sorted({report["seed"] for report in self.reports}),
             versions=versions(),
             client_reasons=[f"{r['policy']}: {reason}" for r in self.reports for reason in r["reasons"]],

@@ -1,12 +1,12 @@
-"""A scenario's plan as the simulator's requests: the very prompts that a bench would send, tokenised and hashed."""
+"""A scenario's plan as the simulator's requests: the token ids of the prompts that a bench would send, hashed."""
 
 from __future__ import annotations
 
-from engines.tiny_model import MODEL_NAME, default_model_dir
-from kvcache.blocks import DEFAULT_BLOCK_SIZE, block_hashes, namespace_root
+from engines.tiny_model import default_model_dir
+from kvcache.blocks import DEFAULT_BLOCK_SIZE, Tokens, block_hashes, namespace_root
 from kvcache.tokenizer import Tokenizer
 from loadgen.plan import PlannedRequest
-from loadgen.planner import make_plan
+from loadgen.planner import planned_prompts
 from loadgen.prompts import PromptWriter
 from loadgen.scenario import Scenario
 from stack.trace import SimulatedRequest
@@ -18,17 +18,15 @@ class ScenarioTraffic:
     def __init__(self, scenario: Scenario, block_size: int = DEFAULT_BLOCK_SIZE) -> None:
         self._scenario = scenario
         self._block_size = block_size
-        self._tokenizer = Tokenizer(default_model_dir())
-        self._writer = PromptWriter(self._tokenizer)
+        self._writer = PromptWriter(Tokenizer(default_model_dir()))
 
     def requests(self, seed: int) -> list[SimulatedRequest]:
-        """The measured requests of one run, in order of arrival."""
-        plan = make_plan(self._scenario, self._writer, seed=seed, nonce=f"simulated-{seed}", model=MODEL_NAME)
-        return [self._simulated(request) for request in plan.requests if request.phase == "measured"]
+        """The measured requests of one run, in order of arrival (of a closed loop: of its plan)."""
+        planned = planned_prompts(self._scenario, self._writer, seed=seed, nonce=f"simulated-{seed}", texts=False)
+        return [self._simulated(request, tokens) for request, tokens in planned if request.phase == "measured"]
 
-    def _simulated(self, request: PlannedRequest) -> SimulatedRequest:
-        tokens = self._tokenizer.encode_chat(request.messages)
-        root = namespace_root(request.salt)
+    def _simulated(self, request: PlannedRequest, tokens: Tokens) -> SimulatedRequest:
+        root = namespace_root(request.salt, request.model or None)
         return SimulatedRequest(
             id=f"r{request.index}",
             arrival_s=request.scheduled_s,
@@ -39,4 +37,8 @@ class ScenarioTraffic:
             tenant=request.tenant,
             session=request.session,
             group=request.group,
+            turn=request.turn,
+            request_class=request.request_class,
+            think_seconds=request.think_seconds,
+            shared_tokens=request.shared_tokens if self._scenario.isolation else None,
         )

@@ -33,6 +33,8 @@ from engines.step_time import DEFAULT_PROFILE, profile
 from loadgen.records import Outcome, RequestRecord
 from router.policies import make_policy
 from router.policy import NoWorkers, Policy
+from stack.balance import max_over_mean_in_flight
+from stack.closed_loop import ClosedLoop
 from stack.engine_views import TruthView, load_report
 from stack.simulated_router import Placement, SimulatedRouter, ViewKind, make_views
 from stack.snapshot_view import SnapshotView
@@ -82,7 +84,7 @@ class SimulationResult:
     @property
     def in_flight_max_over_mean(self) -> float | None:
         """Requests in flight on the busiest worker over the fleet's mean, averaged over the time any was in flight."""
-        return _max_over_mean(self.records, [worker.name for worker in self.workers])
+        return max_over_mean_in_flight(self.records, [worker.name for worker in self.workers])
 
 
 class FleetSimulation:
@@ -119,15 +121,22 @@ class FleetSimulation:
         self._snapshots = views[0] if isinstance(views[0], SnapshotView) else None
         self._placements: dict[str, Placement] = {}
         self._blocks: dict[str, list[int]] = {}
+        self._users: ClosedLoop | None = None
         self._events: list[tuple[float, int, int]] = []
 
     def run(
-        self, requests: Sequence[SimulatedRequest], *, serial: bool = False, via: Sequence[int] | None = None
+        self,
+        requests: Sequence[SimulatedRequest],
+        *,
+        serial: bool = False,
+        via: Sequence[int] | None = None,
+        concurrency: int | None = None,
     ) -> SimulationResult:
         """Serve these requests, given in order of arrival. A request that no engine can hold has `failed`; one for
         which a policy raises NoWorkers is `refused`, as by the live router.
 
-        `via` has each request's router by number; None: the first router gets them all.
+        `via` has each request's router by number; None: the first router gets them all. `concurrency` makes it a
+        closed loop: so many users, each with the next session when its last one is over, whatever the arrival times.
         """
         routers = [self._routers[number] for number in (via if via is not None else [0] * len(requests))]
         shared = infinite_cache_tokens(requests, self._engine.block_size)
@@ -135,6 +144,7 @@ class FleetSimulation:
         if serial:
             self._run_serially(requests, records, routers)
         else:
+            self._users = None if concurrency is None else ClosedLoop(requests, concurrency)
             self._run_as_recorded(requests, records, routers)
         totals = [
             WorkerTotals(name, sum(served), model.counters, model.pool.evicted_blocks)
@@ -175,7 +185,8 @@ class FleetSimulation:
         routers: Sequence[SimulatedRouter],
     ) -> None:
         events = self._events
-        events.extend((request.arrival_s, _ARRIVAL, k) for k, request in enumerate(requests))
+        first = range(len(requests)) if self._users is None else self._users.first()
+        events.extend((requests[k].arrival_s, _ARRIVAL, k) for k in first)
         if self._policy.needs.engine_load and requests:
             events.append((requests[0].arrival_s, _REPORT, 0))
         heapq.heapify(events)
@@ -193,6 +204,8 @@ class FleetSimulation:
                     heapq.heappush(events, (now_s + self._report_interval_s, _REPORT, 0))
 
     def _arrive(self, request: SimulatedRequest, record: RequestRecord, router: SimulatedRouter, now_s: float) -> None:
+        if self._users is not None:
+            record.scheduled_s = record.sent_s = now_s
         number = self._place(request, record, router, now_s)
         if number is None:
             return
@@ -230,6 +243,7 @@ class FleetSimulation:
             self._placements[request.id] = router.place(request, record, now_s, self._step_ends_s)
         except NoWorkers:
             record.end_s, record.outcome, record.status = now_s, Outcome.REFUSED, 503
+            self._send_next(record, now_s)
             return None
         if self._index is not None:
             self._blocks[request.id] = request.blocks.tolist()
@@ -253,6 +267,7 @@ class FleetSimulation:
         record.end_s, record.output_tokens = now_s, output_tokens
         record.outcome, record.status = Outcome.COMPLETED, 200
         placement.router.end(placement, now_s)
+        self._send_next(record, now_s)
 
     def _fail(self, request_id: str, error: RequestError, now_s: float) -> None:
         placement = self._placements.pop(request_id)
@@ -260,6 +275,13 @@ class FleetSimulation:
         record = placement.record
         record.end_s, record.outcome, record.status, record.error = now_s, Outcome.FAILED, 400, str(error)
         placement.router.fail(placement, now_s)
+        self._send_next(record, now_s)
+
+    def _send_next(self, record: RequestRecord, now_s: float) -> None:
+        """Closed loop: the user whose request has ended sends the next one."""
+        if self._users is not None and (following := self._users.after(record.index)) is not None:
+            number, think_seconds = following
+            heapq.heappush(self._events, (now_s + think_seconds, _ARRIVAL, number))
 
     def _report(self, now_s: float) -> None:
         reports = [load_report(model, now_s) for model in self._models]
@@ -296,7 +318,7 @@ class FleetSimulation:
 
 
 def new_record(policy: str, index: int, request: SimulatedRequest, shared_tokens: int) -> RequestRecord:
-    """The record of a request that arrives as planned; what becomes of it is yet to be filled in."""
+    """The record of a request that arrives as planned, yet to be served; `shared_tokens` if its plan doesn't say."""
     return RequestRecord(
         id=request.id,
         policy=policy,
@@ -305,13 +327,13 @@ def new_record(policy: str, index: int, request: SimulatedRequest, shared_tokens
         phase="measured",
         tenant=request.tenant,
         session=request.session,
-        turn=0,
+        turn=request.turn,
         group=request.group,
-        request_class="",
+        request_class=request.request_class,
         scheduled_s=request.arrival_s,
         sent_s=request.arrival_s,
         planned_prompt_tokens=request.prompt_tokens,
-        planned_shared_tokens=shared_tokens,
+        planned_shared_tokens=shared_tokens if request.shared_tokens is None else request.shared_tokens,
     )
 
 
@@ -325,11 +347,12 @@ def simulate_requests(
     policy_options: Mapping[str, Any] | None = None,
     arrivals: Arrivals = "auto",
     view: ViewKind = "history",
+    concurrency: int | None = None,
 ) -> SimulationResult:
     """Serve these requests by `workers` engines under this policy. Raises ValueError for a wrong policy or option."""
     chosen = make_policy(policy, seed=seed, options=policy_options)
-    serial = arrivals == "serial" or (arrivals == "auto" and workers == 1)
-    return FleetSimulation([chosen], engine, workers, view=view).run(requests, serial=serial)
+    serial = arrivals == "serial" or (arrivals == "auto" and workers == 1 and concurrency is None)
+    return FleetSimulation([chosen], engine, workers, view=view).run(requests, serial=serial, concurrency=concurrency)
 
 
 def simulate_trace(
@@ -373,22 +396,3 @@ def simulate_trace(
         arrivals=arrivals,
         view=view,
     )
-
-
-def _max_over_mean(records: Sequence[RequestRecord], workers: Sequence[str]) -> float | None:
-    changes: list[tuple[float, int, str]] = []
-    for record in records:
-        if record.sent_s is not None and record.end_s is not None and record.end_s > record.sent_s:
-            changes += [(record.sent_s, 1, record.worker), (record.end_s, -1, record.worker)]
-    changes.sort()
-    running = dict.fromkeys(workers, 0)
-    total, since_s = 0, 0.0
-    weighted = seconds = 0.0
-    for now_s, change, worker in changes:
-        if total:
-            weighted += max(running.values()) * len(running) / total * (now_s - since_s)
-            seconds += now_s - since_s
-        running[worker] += change
-        total += change
-        since_s = now_s
-    return weighted / seconds if seconds else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +13,15 @@ from rich.console import Console
 from engines.model import EngineConfig
 from engines.step_time import DEFAULT_PROFILE, StepTimeError, profile
 from loadgen.report import console_table
-from loadgen.scenario import load_scenario
+from loadgen.scenario import Scenario, load_scenario
 from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence
 from router.policies import POLICIES
 from slo.document import load_objectives
 from slo.objective import Objective
 from stack.disaggregated import DisaggregatedResult, SideView, simulate_disaggregated
 from stack.errors import UsageError
+from stack.load_levels import LevelRun, LevelsRequest, run_levels
+from stack.multi_router import simulate_routers
 from stack.options import check_policies
 from stack.results import versions
 from stack.scenario_traffic import ScenarioTraffic
@@ -47,6 +50,8 @@ class SimulateOptions:
     prefill_workers: int | None = None
     """Engines of a prefill side of its own; `workers` and `policies` are then those of the decode side."""
     prefill_policy: str = "round_robin"
+    levels: LevelsRequest | None = None
+    """Sweep or search, instead of comparing policies at one load."""
 
 
 _ARRIVALS = ("auto", "serial", "trace")
@@ -57,6 +62,8 @@ def run_simulate(options: SimulateOptions, console: Console) -> tuple[dict[str, 
     """Simulate; answers the bench's summary and exit code. Raises one of INPUT_ERRORS."""
     _check(options)
     source = str(options.trace or options.source)
+    if options.levels is not None:
+        return _levels(source, options, console)
     summary = _of_trace(source, options) if _is_trace(source, options) else _of_scenario(source, options)
     console.print(console_table(summary))
     console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)
@@ -133,35 +140,93 @@ def _split(
 
 def _of_scenario(source: str, options: SimulateOptions) -> Summary:
     scenario = load_scenario(source)
-    hints = scenario.engine
-    workers = options.workers or hints.workers or 4
-    engine = EngineConfig(
-        step_time=profile(options.profile or hints.profile or DEFAULT_PROFILE),
-        capacity_blocks=options.capacity_blocks or hints.capacity_blocks,
-    )
-    traffic = ScenarioTraffic(scenario)
+    fleet = _Fleet.of(scenario, options)
     results: list[SimulationResult] = []
+    traffic = ScenarioTraffic(scenario)
     for repeat in range(options.repeats):
         requests = traffic.requests(seed=options.seed + repeat)
-        for policy in options.policies:
-            seed = options.seed + repeat
-            if options.prefill_workers is not None:
-                result: SimulationResult = _split(requests, policy, workers, engine, replace(options, seed=seed))
-            else:
-                result = simulate_requests(
-                    requests,
-                    policy=policy,
-                    workers=workers,
-                    engine=engine,
-                    seed=seed,
-                    arrivals=cast(Arrivals, options.arrivals),
-                    view=cast(View, options.view),
-                )
-            for record in result.records:
-                record.repeat, record.request_class = repeat, scenario.request_class
-            results.append(result)
+        results += [fleet.serve(requests, policy, repeat) for policy in options.policies]
     objectives = load_objectives(scenario.slo)
-    return _graded(scenario.name, workers, results, objectives, options, block_size=engine.block_size)
+    block_size = fleet.engine.block_size
+    return _graded(scenario.name, fleet.workers, results, objectives, options, block_size=block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """The simulated fleet that a scenario, or options in its place, ask for."""
+
+    workers: int
+    engine: EngineConfig
+    routers: int
+    concurrency: int | None
+    options: SimulateOptions
+
+    @classmethod
+    def of(cls, scenario: Scenario, options: SimulateOptions) -> _Fleet:
+        hints = scenario.engine
+        return cls(
+            workers=options.workers or hints.workers or 4,
+            engine=EngineConfig(
+                step_time=profile(options.profile or hints.profile or DEFAULT_PROFILE),
+                capacity_blocks=options.capacity_blocks or hints.capacity_blocks,
+            ),
+            routers=hints.routers,
+            concurrency=scenario.arrivals.concurrency if scenario.arrivals is not None else None,
+            options=options,
+        )
+
+    def serve(self, requests: Sequence[SimulatedRequest], policy: str, repeat: int) -> SimulationResult:
+        """One run of these requests."""
+        options = self.options
+        seed = options.seed + repeat
+        if options.prefill_workers is not None:
+            result: SimulationResult = _split(requests, policy, self.workers, self.engine, replace(options, seed=seed))
+        elif self.routers > 1:
+            result = simulate_routers(
+                requests,
+                policy=policy,
+                routers=self.routers,
+                workers=self.workers,
+                engine=self.engine,
+                seed=seed,
+                serial=options.arrivals == "serial",
+                view=cast(View, options.view),
+            )
+        else:
+            result = simulate_requests(
+                requests,
+                policy=policy,
+                workers=self.workers,
+                engine=self.engine,
+                seed=seed,
+                arrivals=cast(Arrivals, options.arrivals),
+                view=cast(View, options.view),
+                concurrency=self.concurrency,
+            )
+        for record in result.records:
+            record.repeat = repeat
+        return result
+
+
+def _levels(source: str, options: SimulateOptions, console: Console) -> tuple[dict[str, Any], int]:
+    """Sweep or search in virtual time."""
+    assert options.levels is not None
+    scenario = load_scenario(source)
+
+    async def run_level(level: Scenario, policy: str, repeat: int) -> LevelRun:
+        requests = ScenarioTraffic(level).requests(seed=options.seed + repeat)
+        return LevelRun(_Fleet.of(level, options).serve(requests, policy, repeat).records)
+
+    return asyncio.run(
+        run_levels(
+            scenario,
+            load_objectives(scenario.slo),
+            options.policies,
+            options.levels,
+            run=run_level,
+            console=console,
+        )
+    )
 
 
 def _graded(
@@ -195,6 +260,8 @@ def _check(options: SimulateOptions) -> None:
     if options.view not in _VIEWS:
         raise UsageError(f"--view {options.view}: choose one of {', '.join(_VIEWS)}")
     check_policies(options.policies)
+    if options.levels is not None and _is_trace(str(options.trace or options.source), options):
+        raise UsageError("a trace has the rate it was recorded at: sweep or search with a scenario")
     if options.prefill_workers is not None:
         _check_split(options)
     if options.profile is not None:

@@ -42,6 +42,12 @@ class SimulatedRequest:
     tenant: str = ""
     session: str = ""
     group: str = ""
+    turn: int = 0
+    request_class: str = ""
+    think_seconds: float = 0.0
+    """Closed loop: wait after the session's answer before."""
+    shared_tokens: int | None = None
+    """As planned; None: what earlier requests of the run carried, whoever sent them."""
 
 
 class _Line(msgspec.Struct):

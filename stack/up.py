@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import shutil
 import signal
 import sys
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from pydantic import SecretStr
 from rich.console import Console
 from rich.table import Table
 
@@ -18,8 +21,9 @@ from engines import fleet
 from engines.fleet import EngineHandle
 from engines.process import ManagedProcess, free_port
 from engines.tiny_model import default_model_dir
-from exporters.config import ExporterConfig
-from stack.config import PrefixwatchConfig
+from exporters.config import TargetConfig
+from router.config import WorkerConfig
+from stack.config import ENVIRONMENT_PREFIX, PrefixwatchConfig
 from stack.fleet import as_workers, start_engines, start_router
 
 _READY_SECONDS = 30.0
@@ -48,7 +52,7 @@ async def _up(config: PrefixwatchConfig, folder: Path, console: Console) -> None
         router_config = config.router_config(workers, model_dir, block_size)
         parts.append(await start_router(router_config, folder))
         router_url = f"http://{router_config.host}:{router_config.port}"
-        parts.append(await _start_exporter(config.exporter_config(workers, router_url), folder))
+        parts.append(await _start_exporter(config, workers, router_url, folder))
         urls = [("router", f"{router_url}/v1"), ("exporter", f"http://{config.exporter.listen}/")]
         if binary := shutil.which("prometheus"):
             prometheus, url = await _start_prometheus(binary, config, folder)
@@ -68,16 +72,31 @@ async def _engines(config: PrefixwatchConfig, folder: Path) -> list[EngineHandle
     return await start_engines(section.engine, section.workers, folder, config.tokenizer.model_dir, options)
 
 
-async def _start_exporter(config: ExporterConfig, folder: Path) -> ManagedProcess:
-    command = [sys.executable, "-m", "stack.cli", "exporter", "--listen", config.listen]
-    command += ["--interval", str(config.interval_seconds)]
-    for target in config.targets:
-        command += ["--target", f"{target.name}={target.url}"]
-        if target.kv_events:
-            command += ["--kv-events", f"{target.name}={target.kv_events}"]
-    process = ManagedProcess("exporter", command, folder / "exporter.log")
-    await _ready_or_stopped(process, f"http://{config.listen}/-/healthy")
+async def _start_exporter(
+    config: PrefixwatchConfig, workers: Sequence[WorkerConfig], router_url: str, folder: Path
+) -> ManagedProcess:
+    """The exporter with this configuration, for these engines and the router before them."""
+    config.exporter_config(workers, router_url)
+    targets = (TargetConfig(name="router", url=router_url), *config.exporter.targets)
+    own = config.model_copy(
+        update={
+            "fleet": config.fleet.model_copy(update={"targets": list(workers)}),
+            "exporter": config.exporter.model_copy(update={"targets": targets}),
+        }
+    )
+    config_file = folder / "exporter.json"
+    config_file.touch(mode=0o600)  # it may hold secrets
+    config_file.write_text(json.dumps(own.model_dump(exclude_unset=True), default=_plain, indent=1), encoding="utf-8")
+    command = [sys.executable, "-m", "stack.cli", "exporter", "--config", str(config_file)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    process = ManagedProcess("exporter", command, folder / "exporter.log", environment)
+    await _ready_or_stopped(process, f"http://{config.exporter.listen}/-/healthy")
     return process
+
+
+def _plain(value: object) -> str:
+    """What JSON has no form for: secrets and paths."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 async def _start_prometheus(binary: str, config: PrefixwatchConfig, folder: Path) -> tuple[ManagedProcess, str]:

@@ -173,3 +173,15 @@ def test_a_worker_s_refusal_is_the_master_s_message(tmp_path: Path, model_dir: P
 
     assert done.returncode == 2
     assert "nothing answers at http://127.0.0.1:1" in done.stderr
+
+
+def test_the_user_reads_its_own_bytes_whatever_locusts_clients_do() -> None:
+    """locustio/locust#3018, #3311 (LT13): Locust's streaming responses differ between releases; none is used."""
+    code = (
+        "from locust import HttpUser\nfrom locust.contrib.fasthttp import FastHttpUser\n"
+        "from loadgen.locust_user import PlanUser\n"
+        "print(issubclass(PlanUser, (HttpUser, FastHttpUser)), hasattr(PlanUser, 'client'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "False"]

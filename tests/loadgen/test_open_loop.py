@@ -152,3 +152,24 @@ def test_a_slow_event_loop_shows_up_as_client_lag(serve: Serve) -> None:
     (record,) = run_plan(serve(quick), [request(0, 0.1)])
     assert record.client_lag_s is not None
     assert record.client_lag_s >= 0.14
+
+
+def test_output_tokens_are_those_of_usage_and_never_a_count_of_chunks(serve: Serve) -> None:
+    """eugr/llama-benchy#18 (LT04): three pieces of text, two tokens; without usage the number is unknown."""
+
+    def script(usage: bool) -> Script:
+        def answer(server: Connection, _: bytes) -> None:
+            server.start_stream()
+            for piece in ("Hel", "lo", " world"):
+                server.content(piece)
+            if usage:
+                server.usage(prompt_tokens=7, completion_tokens=2)
+            server.end_stream()
+
+        return answer
+
+    (told,) = run_plan(serve(script(usage=True)), [request(0, 0)])
+    (untold,) = run_plan(serve(script(usage=False)), [request(0, 0)])
+
+    assert (told.output_tokens, untold.output_tokens) == (2, None)
+    assert (told.tpot_s is not None, untold.tpot_s) == (True, None)

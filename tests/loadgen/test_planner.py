@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from documents import parse
 from kvcache.tokenizer import Tokenizer
+from loadgen.expected import SeenOpenings
 from loadgen.plan import Plan
-from loadgen.planner import SeenOpenings, make_plan
+from loadgen.planner import make_plan
 from loadgen.prompts import PromptWriter
 from loadgen.scenario import Scenario, load_scenario
 

@@ -63,3 +63,35 @@ def test_the_exporter_scrapes_the_fleet_and_its_own_targets(tmp_path: Path) -> N
 def test_an_exporter_without_targets_is_told() -> None:
     with pytest.raises(DocumentError, match="list nothing to scrape"):
         PrefixwatchConfig().exporter_config([])
+
+
+def test_what_requests_are_judged_priced_and_named_by_reaches_the_exporter(tmp_path: Path) -> None:
+    file = tmp_path / "prefixwatch.yaml"
+    file.write_text(
+        "fleet: {targets: [{name: w0, url: 'http://h:8001', zone: eu-1, node: n7}]}\n"
+        "tenants: [{name: acme}]\n"
+        "slo: {objectives: [availability]}\n"
+        "pricing: {gpu_usd_per_hour: 2.5, gpus_per_worker: 4}\n"
+        "exporter: {requests: {classes: [chat]}}\n"
+    )
+    config = load_config(file, {})
+    exporter = config.exporter_config(config.fleet.targets)
+    assert (exporter.objectives, exporter.tenants) == (("availability",), ("acme",))
+    assert (exporter.pricing.gpu_usd_per_hour, exporter.pricing.gpus_per_worker) == (2.5, 4)
+    assert exporter.requests.classes == ("chat",)
+    assert (exporter.targets[0].zone, exporter.targets[0].node) == ("eu-1", "n7")
+
+
+def test_what_the_router_records_and_remembers_is_configured(tmp_path: Path) -> None:
+    file = tmp_path / "prefixwatch.yaml"
+    file.write_text(
+        "tenants: [{name: acme}, {name: bolt, salt: s3cret}]\n"
+        "router: {class_header: x-class, records_kept: 99, isolation: {caches_at_start: unknown}}\n"
+        "security: {hash_secret: 0123456789abcdef}\n"
+    )
+    config = load_config(file, {})
+    assert "0123456789abcdef" not in repr(config)
+    router = config.router_config([WorkerConfig(name="w0", url="http://127.0.0.1:1")], None, 16)
+    assert router.tenants.known == {"acme", "bolt"}
+    assert (router.tenants.class_header, router.request_records.kept) == ("x-class", 99)
+    assert (router.request_records.hash_secret, router.isolation.caches_at_start) == ("0123456789abcdef", "unknown")

@@ -55,6 +55,9 @@ def test_the_stack_comes_up_measures_and_leaves_nothing_behind(tmp_path: Path) -
         assert cached[1] > 0
         assert _eventually(urls["Prometheus"], "sum(prefixwatch_prefix_hit_tokens_total)") == cached[1]
         assert _eventually(urls["Prometheus"], "count(prefixwatch_target_up == 1)") == 3
+        completed = 'prefixwatch_requests_total{class="default",outcome="completed"}'
+        assert _eventually(urls["Prometheus"], completed) == 2
+        assert _eventually(urls["Prometheus"], "prefixwatch_isolation_audited_requests_total") == 2
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0

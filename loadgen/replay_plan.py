@@ -1,0 +1,94 @@
+"""A recording → requests to send: its own texts, or texts of the right length whose equal parts are equal.
+
+Mooncake's block ids become words that depend on the id alone (and the run's nonce), so prompts share exactly the blocks
+whose ids they share; what the chat template adds stands before the first block and comes off the end of the last.
+Lengths without ids become prompts that share nothing. Recorded texts are sent as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from documents import DocumentError
+from kvcache.blocks import Tokens
+from kvcache.tokenizer import TokenizerError
+from loadgen.plan import PlannedRequest
+from loadgen.prompts import PromptWriter, Words
+from loadgen.recorded import RecordedRequest, Recording
+from loadgen.scenario import Scenario, Tenant
+
+DEFAULT_OUTPUT_TOKENS = 128
+"""For a recorded request that says nothing of its answer's length."""
+
+
+class ReplayWriter:
+    """Writes a recording's requests for one run."""
+
+    def __init__(self, writer: PromptWriter, *, seed: int, nonce: str, texts: bool = True) -> None:
+        self._writer = writer
+        self._texts = texts
+        self._key = (nonce, seed)
+        self._overhead = len(writer.tokens([("user", writer.alphabet.draw(1, "overhead"))])) - 1
+
+    def requests(
+        self, recording: Recording, *, speed: float, until_s: float, scenario: Scenario
+    ) -> Iterator[tuple[PlannedRequest, Tokens]]:
+        """Each request due before `until_s` and its token ids, all but what depends on the prompts before it.
+
+        Raises DocumentError for a request that has no time, or that the model's chat template refuses.
+        """
+        tenants = {tenant.name: tenant for tenant in scenario.tenants}
+        turns: dict[str, int] = {}
+        for number, recorded in enumerate(recording.requests):
+            if recorded.arrival_s is None:
+                raise DocumentError(f"{recorded.where}: has no time: add timestamp, in Unix seconds or ISO 8601")
+            if recorded.arrival_s / speed >= until_s:
+                return
+            messages, tokens = self._prompt(number, recorded, recording.block_tokens)
+            session = recorded.session or f"r{number}"
+            turns[session] = turns.get(session, -1) + 1
+            tenant = tenants.get(recorded.tenant, Tenant(name=recorded.tenant or "-"))
+            yield (
+                PlannedRequest(
+                    index=0,
+                    phase="measured",
+                    scheduled_s=recorded.arrival_s / speed,
+                    tenant=tenant.name,
+                    session=session,
+                    turn=turns[session],
+                    group="-",
+                    request_class=tenant.request_class or scenario.request_class,
+                    messages=messages,
+                    max_tokens=recorded.output_tokens or DEFAULT_OUTPUT_TOKENS,
+                    prompt_tokens=0,
+                    shared_tokens=0,
+                    salt=recorded.salt or tenant.salt,
+                    headers=dict(tenant.headers),
+                    priority=tenant.priority,
+                ),
+                tokens,
+            )
+
+    def _prompt(
+        self, number: int, recorded: RecordedRequest, block_tokens: int | None
+    ) -> tuple[list[dict[str, Any]], Tokens]:
+        if recorded.messages is not None:
+            messages = [dict(message) for message in recorded.messages]
+            try:
+                return messages, self._writer.encode(messages)
+            except TokenizerError as error:
+                raise DocumentError(f"{recorded.where}: the model's chat template refuses it: {error}") from error
+        conversation = [("user", self._words(number, recorded, block_tokens))]
+        return self._writer.messages(conversation) if self._texts else [], self._writer.tokens(conversation)
+
+    def _words(self, number: int, recorded: RecordedRequest, block_tokens: int | None) -> Words:
+        """As many as make the prompt as long as recorded; at least one."""
+        assert recorded.prompt_tokens is not None
+        count = max(1, recorded.prompt_tokens - self._overhead)
+        draw = self._writer.alphabet.draw
+        if recorded.block_ids is None or block_tokens is None:
+            return draw(count, *self._key, "recorded", number)
+        return np.concatenate([draw(block_tokens, *self._key, "block", block) for block in recorded.block_ids])[:count]

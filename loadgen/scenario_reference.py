@@ -1,0 +1,168 @@
+"""The scenario file's reference, from the models that read it: `python -m loadgen.scenario_reference` writes it anew.
+
+Leaves `docs/scenarios.md` for people and `loadgen/scenario.schema.json` for editors; a test holds both to the models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from inspect import cleandoc
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from loadgen.lengths import Seconds, TokenRange
+from loadgen.recorded_formats import FORMATS
+from loadgen.scenario import SHIPPED_FOLDER, Scenario, load_scenario, shipped_scenarios
+
+ROOT = Path(__file__).parents[1]
+MARKDOWN_FILE = ROOT / "docs" / "scenarios.md"
+SCHEMA_FILE = Path(__file__).with_name("scenario.schema.json")
+
+_NAMES: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Path: "file",
+    TokenRange: "length",
+    Seconds: "time",
+}
+
+_INTRODUCTION = """\
+# Scenarios
+
+A scenario is a YAML file that says what traffic a run sends and which SLO documents grade it:
+
+    prefixwatch scenarios                     # the shipped ones
+    prefixwatch bench my-scenario.yaml        # against engines that it starts, or --target URL
+    prefixwatch simulate my-scenario.yaml     # the same prompts in virtual time
+    prefixwatch analyze my-scenario.yaml      # what of it a prefix cache could reuse, before any run
+
+Times, lengths and identities depend on the seed alone, so every policy of a repeat gets the same requests. Prompts are
+token-exact: texts are made of words that the model's tokenizer keeps as one token each, and what the engine counts is
+held against the plan. Each run has words of its own unless `warm: true`, so that no run finds another's prompts in a
+cache. A wrong key or value is reported with file, line and remedy.
+
+`loadgen/scenario.schema.json` is the same as a JSON schema: put
+`# yaml-language-server: $schema=…/scenario.schema.json` on the first line, and an editor completes and checks the keys.
+
+## A prompt
+
+From its first token on: a changing field (`dynamic_front`), tool schemas (`tools`), the group's prefix (`groups`, one
+level or nested), examples (`few_shot`): these make the system message, or open the first user message of a model whose
+chat template has no system role. Then come the turns of the conversation so far; each user message opens with its
+retrieved texts (`documents`).
+
+Earlier answers in later turns are *planned* texts, the same in every run. With `sessions.answers: generated` they are
+what the engine answered in this run: such text comes back as other tokens than it was generated as, so it isn't
+counted as reusable, and what that costs is in run.json as `retokenization_loss_tokens`.
+
+## Lengths and times
+
+A length is a number of tokens, `{min, max}` (even), `{median, sigma}` with optional bounds (lognormal), or
+`{values, weights}` (empirical). A time is a number of seconds, `{min, max}` (even) or `{mean}` (exponential, `min`
+added).
+
+## The highest rate, and levels of load
+
+`--search-rate` (in `bench` and `simulate`) doubles or halves the rate until it has one that meets every objective and
+one that doesn't, then bisects to within `search.precision_ratio`. A rate is run again, up to `search.repeats` times,
+while the 95 % Wilson interval of an objective's good share still holds its target. Exit code 0: found, with
+confidence; 1: not even the lowest rate meets the objectives; 3: found as measured, but not with confidence, or without
+an upper end, or a run couldn't be believed. `--sweep-rate 5,10,20` and `--sweep-concurrency 1,4,16` run each level
+once; the latter are closed loops and say so.
+
+## Recordings
+
+`prefixwatch bench --trace FILE` replays a recording (scenario `replay`), `arrivals: {kind: trace, file: FILE}` takes
+only its times. Formats, told apart by the first line:
+
+"""
+
+
+def markdown() -> str:
+    """The reference as Markdown."""
+    formats = "".join(f"- `{form.name}`: {form.expects}\n" for form in FORMATS.values())
+    shipped = "".join(f"| `{name}` | {load_scenario(name).description.strip()} |\n" for name in shipped_scenarios())
+    sections = "\n".join(_section(path, model) for path, model in _sections("", Scenario))
+    return (
+        f"{_INTRODUCTION}{formats}\nEqual block ids of a Mooncake trace become equal text; a table's lengths become "
+        f"prompts that share nothing; texts are sent as recorded.\n\n## Shipped scenarios\n\n"
+        f"| name | shows |\n|---|---|\n{shipped}\n## Keys\n\n{sections}"
+    )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a scenario file."""
+    return Scenario.model_json_schema()
+
+
+def write() -> None:
+    """Write both files."""
+    MARKDOWN_FILE.write_text(markdown(), encoding="utf-8")
+    SCHEMA_FILE.write_text(json.dumps(schema(), indent=2) + "\n", encoding="utf-8")
+
+
+def _sections(path: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """A model and all below it, with the path of keys to each; a distribution is explained once, above."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        for inner, in_list in _models(field.annotation):
+            if inner not in (TokenRange, Seconds):
+                yield from _sections(f"{path}.{name}{'[]' if in_list else ''}".strip("."), inner)
+
+
+def _models(annotation: Any, in_list: bool = False) -> Iterator[tuple[type[BaseModel], bool]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, in_list
+    for argument in get_args(annotation):
+        yield from _models(argument, in_list or get_origin(annotation) is list)
+
+
+def _section(path: str, model: type[BaseModel]) -> str:
+    title = f"### `{path}`" if path else "### Top level"
+    rows = "".join(_row(name, field) for name, field in model.model_fields.items())
+    return f"{title}\n\n{cleandoc(model.__doc__ or '')}\n\n| key | value | default | |\n|---|---|---|---|\n{rows}"
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    bounds = ", ".join(_bound(constraint) for constraint in field.metadata if _bound(constraint))
+    kind = _kind(field.annotation) + (f", {bounds}" if bounds else "")
+    return f"| `{name}` | {kind} | {_default(field)} | {field.description} |\n"
+
+
+def _bound(constraint: Any) -> str:
+    for attribute, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
+        if (value := getattr(constraint, attribute, None)) is not None:
+            return f"{sign} {value:g}"
+    return ""
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " \\| ".join(f"`{argument}`" for argument in arguments)
+    inner = [_kind(argument) for argument in arguments if argument is not type(None)]
+    if origin is None:
+        is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        return _NAMES.get(annotation, "keys, see below" if is_section else "any value")
+    return {list: "list of {}", dict: "map of {} to {}", Annotated: "{}"}.get(origin, " or ".join(inner)).format(*inner)
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is PydanticUndefined:
+        return "required"
+    if value is None or isinstance(value, BaseModel) or value in ("", [], {}):
+        return ""
+    return f"`{json.dumps(value)}`" if not isinstance(value, bool) else f"`{str(value).lower()}`"
+
+
+if __name__ == "__main__":
+    write()
+    print(f"wrote {MARKDOWN_FILE} and {SCHEMA_FILE}; shipped scenarios are in {SHIPPED_FOLDER}")

@@ -1,0 +1,155 @@
+"""An OpenSLO indicator → the series that count its events; every fault with the place of its query."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from documents import Document, KeyPath
+from slo.buckets import BOUNDS, nearest
+from slo.definition import HistogramIndicator, Indicator, RatioIndicator, ValueIndicator
+from slo.library import Library, Slo
+from slo.openslo import BUCKETS, Metric, ObjectiveSpec, RatioMetric
+from slo.promql import QueryError, Selector, selector_of
+
+KnownMetrics = Mapping[str, Sequence[str]]
+"""The exporter's metrics and their labels: a name that begins with `prefixwatch_` must be among them."""
+
+PROMETHEUS_LIKE = ("", "prometheus", "promql", "victoriametrics", "mimir", "thanos")
+OPERATORS: Mapping[str, Literal["<=", "<", ">=", ">"]] = {"lte": "<=", "lt": "<", "gte": ">=", "gt": ">"}
+_SIGNS = {"lte": "≤", "lt": "<", "gte": "≥", "gt": ">"}
+_QUERY_KEYS = ("query", "promql")
+_TARGET_LABELS = frozenset({"le", "job", "instance"})
+
+
+class IndicatorReader:
+    """Reads the indicators of one SLO."""
+
+    def __init__(self, source: Slo, library: Library, known: KnownMetrics | None) -> None:
+        self._source = source
+        self._library = library
+        self._known = known
+
+    def read(self, position: int) -> tuple[Indicator, str]:
+        """The indicator of an objective, and its events in words. Raises DocumentError."""
+        spec, document, key = self._library.indicator(self._source, position)
+        if spec.ratioMetric is not None:
+            ratio = self._ratio(document, (*key, "ratioMetric"), spec.ratioMetric)
+            side = f"good: {ratio.good}" if ratio.good else f"bad: {ratio.bad}"
+            return ratio, f"{ratio.total} ({side})"
+        if spec.thresholdMetric is None:
+            raise document.error(key, "give exactly one of thresholdMetric and ratioMetric")
+        return self._threshold(document, (*key, "thresholdMetric"), spec.thresholdMetric, position)
+
+    def _ratio(self, document: Document[Any], key: KeyPath, metric: RatioMetric) -> RatioIndicator:
+        if metric.total is None:
+            raise document.error((*key, "raw"), "a raw ratio has no events to weigh: give good (or bad) and total")
+        if not metric.counter:
+            raise document.error((*key, "counter"), "gauges can't be added up over time: count events, counter: true")
+        return RatioIndicator(
+            total=self._selector(document, (*key, "total"), metric.total),
+            good=None if metric.good is None else self._selector(document, (*key, "good"), metric.good),
+            bad=None if metric.bad is None else self._selector(document, (*key, "bad"), metric.bad),
+        )
+
+    def _threshold(self, document: Document[Any], key: KeyPath, metric: Metric, position: int) -> tuple[Indicator, str]:
+        objective = self._source.content.spec.objectives[position]
+        op, value = _comparison(self._source, objective, position)
+        query = self._query(document, key, metric)
+        words = f"{_SIGNS[op]} {value:g}"
+        occurrences = self._source.content.spec.budgetingMethod == "Occurrences"
+        histogram = self._histogram(document, key, query, required=occurrences)
+        if histogram is not None:
+            self._check_bound(histogram, value, position)
+            return HistogramIndicator(histogram, value, above=op in ("gte", "gt")), f"{histogram} {words}"
+        return ValueIndicator(query, OPERATORS[op], value), f"time slices with {query} {words}"
+
+    def _histogram(self, document: Document[Any], key: KeyPath, query: str, *, required: bool) -> Selector | None:
+        """The histogram that a query names; None where it names a value that time slices compare."""
+        try:
+            found = selector_of(query)
+        except QueryError as error:
+            if required:
+                raise document.error((*key, "metricSource", "spec"), str(error)) from error
+            return None
+        base = _without_suffix(found)
+        self._check_known(document, key, base if base.metric in BOUNDS else found)
+        own_bounds = BUCKETS in self._source.content.metadata.annotations
+        if base.metric in BOUNDS or own_bounds or found.metric.endswith("_bucket"):
+            return base
+        if required:
+            raise document.error(
+                (*key, "metricSource", "spec"),
+                f"{query!r} gives values, not events: name a histogram's _bucket, list its bounds in {BUCKETS}, or use "
+                "budgetingMethod: Timeslices",
+            )
+        return None
+
+    def _check_bound(self, histogram: Selector, value: float, position: int) -> None:
+        """A threshold between two bounds would count the wrong requests (sloth#506, EM22)."""
+        bounds = self._bounds(histogram)
+        if bounds is None or value in bounds:
+            return
+        near = " or ".join(f"{bound:g}" for bound in nearest(bounds, value))
+        listed = ", ".join(f"{bound:g}" for bound in bounds)
+        text = f"{value:g} is no bucket bound of {histogram.metric}: use {near} (its bounds: {listed})"
+        raise self._source.error(("spec", "objectives", position, "value"), text)
+
+    def _bounds(self, histogram: Selector) -> Sequence[float] | None:
+        """None: not known, for a histogram of another exporter."""
+        given = self._source.content.metadata.annotations.get(BUCKETS)
+        if given is None:
+            return BOUNDS.get(histogram.metric)
+        try:
+            return sorted(float(part) for part in given.split(",") if part.strip())
+        except ValueError as error:
+            key = ("metadata", "annotations", BUCKETS)
+            raise self._source.error(key, f"{given!r} are no numbers: write 0.1, 0.5, 1") from error
+
+    def _selector(self, document: Document[Any], key: KeyPath, metric: Metric) -> Selector:
+        query = self._query(document, key, metric)
+        try:
+            found = selector_of(query)
+        except QueryError as error:
+            raise document.error((*key, "metricSource", "spec"), str(error)) from error
+        self._check_known(document, key, found)
+        return found
+
+    def _query(self, document: Document[Any], key: KeyPath, metric: Metric) -> str:
+        source = metric.metricSource
+        kind = self._library.source_type(document, source, (*key, "metricSource"))
+        if kind not in PROMETHEUS_LIKE:
+            text = f"{kind} is not read here: rules are made for Prometheus, use type: Prometheus"
+            raise document.error((*key, "metricSource", "type"), text)
+        query = next((source.spec[name] for name in _QUERY_KEYS if name in source.spec), None)
+        if not isinstance(query, str):
+            raise document.error((*key, "metricSource", "spec"), "has no query: add query: a PromQL text")
+        return query
+
+    def _check_known(self, document: Document[Any], key: KeyPath, found: Selector) -> None:
+        if self._known is None or not found.metric.startswith("prefixwatch_"):
+            return
+        place = (*key, "metricSource", "spec", "query")
+        name = found.metric
+        if name not in self._known:
+            close = difflib.get_close_matches(name, self._known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else "see exporters/families.py"
+            raise document.error(place, f"the exporter has no metric {name}: {hint}")
+        for label in sorted(found.labels - set(self._known[name]) - _TARGET_LABELS):
+            text = f"{name} has no label '{label}': its labels are {', '.join(self._known[name]) or 'none'}"
+            raise document.error(place, text)
+
+
+def _comparison(source: Slo, objective: ObjectiveSpec, position: int) -> tuple[str, float]:
+    if objective.op is None or objective.value is None:
+        raise source.error(("spec", "objectives", position), "a thresholdMetric needs op and value here: add them")
+    return objective.op, objective.value
+
+
+def _without_suffix(found: Selector) -> Selector:
+    for suffix in ("_bucket", "_count", "_sum"):
+        if found.metric.endswith(suffix):
+            without_le = tuple(matcher for matcher in found.matchers if matcher[0] != "le")
+            return Selector(found.metric.removesuffix(suffix), without_le)
+    return found

@@ -1,0 +1,134 @@
+"""A drill: a fault in a small stack, the alerts that come of it, and what the diagnosis says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from alerts.alertmanager import configuration
+from alerts.build import build, rendered
+from alerts.catalogue import load_catalogue
+from alerts.settings import RuleSettings
+from runbooks.diagnosis import Diagnosis
+from runbooks.page import shipped_runbooks
+from stack.diagnose_command import DiagnoseOptions, find
+from stack.drill_faults import Fault
+from stack.drill_stack import DrillStack, Notice, drill_stack
+from stack.drill_traffic import Sender
+
+HASTEN = 60.0
+"""Rules run on a clock so many times as fast: a minute of a rule is a second of the drill."""
+FAULT_SECONDS = 60.0
+"""How long the right alert is waited for."""
+SETTLE_SECONDS = 8.0
+"""How long is waited for wrong ones after it."""
+DIAGNOSIS_WINDOW = "20s"
+_WHY = "the drill's own machine is no finding"
+_ON_A_SHARED_MACHINE = {
+    "RouterDecisionSlow": {"threshold": 0.25, "minimum": 100, "for": "10m", "why": _WHY},
+    "PrefixTreeWalkSlow": {"threshold": 0.25, "minimum": 100, "for": "10m", "why": _WHY},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DrillResult:
+    """What a drill showed."""
+
+    name: str
+    fault: Fault
+    notices: Sequence[Notice]
+    """What reached the webhook."""
+    begun_seconds: float
+    """When the fault was made, on the notices' clock."""
+    firing: Sequence[str]
+    """Alerts that fired at the end, those that are silenced by a cause included."""
+    diagnosis: Diagnosis
+    statuses: Mapping[str, int]
+    """HTTP statuses that clients saw."""
+
+    @property
+    def notified(self) -> dict[str, float]:
+        """The alerts that reached the webhook, and how many seconds after the fault each first did."""
+        first: dict[str, float] = {}
+        for notice in self.notices:
+            first.setdefault(notice.alert, round(notice.at_seconds - self.begun_seconds, 1))
+        return first
+
+    @property
+    def wrong_alerts(self) -> list[str]:
+        """Notifications that are neither right for the fault nor a known symptom of it."""
+        return sorted(set(self.notified) - self.fault.alerts - self.fault.symptoms)
+
+    @property
+    def missed_alerts(self) -> list[str]:
+        return sorted(self.fault.alerts - set(self.notified))
+
+    @property
+    def named(self) -> str | None:
+        """The cause that the diagnosis names."""
+        return self.diagnosis.found.id if self.diagnosis.found else None
+
+    @property
+    def passed(self) -> bool:
+        return not self.wrong_alerts and not self.missed_alerts and self.named == self.fault.cause
+
+
+async def run_drill(name: str, fault: Fault, folder: Path, *, fault_seconds: float = FAULT_SECONDS) -> DrillResult:
+    """Start the stack, warm it, make the fault, wait for its alerts, diagnose. Raises one of INPUT_ERRORS."""
+    rules, alertmanager = write_rules(folder)
+    traffic = replace(fault.traffic)  # the fault may change it
+    async with drill_stack(fault.settings, rules, alertmanager, folder) as stack:
+        sender = Sender(stack.router_url, traffic)
+        sending = asyncio.create_task(sender.run())
+        try:
+            begun = time.monotonic()
+            if fault.inject is not None:
+                await asyncio.sleep(fault.warm_seconds)
+                begun = time.monotonic()
+                await fault.inject(stack, traffic)
+            await _wait_for(fault.alerts, stack, begun + fault_seconds)
+            await asyncio.sleep(SETTLE_SECONDS)
+            finding = await find(
+                DiagnoseOptions(prometheus=stack.prometheus_url, window=DIAGNOSIS_WINDOW), shipped_runbooks()
+            )
+        finally:
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sending
+    return DrillResult(
+        name, fault, tuple(stack.notices), begun, finding.firing, finding.diagnosis, dict(sender.statuses)
+    )
+
+
+def write_rules(folder: Path) -> tuple[Path, Path]:
+    """The shipped rules, hastened, in a folder, and the shipped Alertmanager configuration.
+
+    Without the alerts on objectives that nothing measures: a drill has no probes for a cold-prefill baseline. And with
+    room for the router's decisions, whose process shares a few cores with all the rest.
+    """
+    rules = folder / "rules"
+    rules.mkdir(parents=True, exist_ok=True)
+    thresholds = folder / "thresholds.yaml"
+    thresholds.write_text(yaml.safe_dump(_ON_A_SHARED_MACHINE), encoding="utf-8")
+    settings = RuleSettings(hasten=HASTEN, scrape_interval_seconds=1.0, absent_alerts=False, thresholds=thresholds)
+    for name, text in rendered(build(settings=settings)).items():
+        (rules / name).write_text(text, encoding="utf-8")
+    alertmanager = folder / "alertmanager-shipped.yml"
+    alertmanager.write_text(configuration(load_catalogue()), encoding="utf-8")
+    return rules, alertmanager
+
+
+async def _wait_for(alerts: frozenset[str], stack: DrillStack, deadline: float) -> None:
+    """Until all of these have come, or time is up; with none to wait for, a while in which wrong ones would come."""
+    if not alerts:
+        deadline = min(deadline, time.monotonic() + FAULT_SECONDS / 2)
+    while time.monotonic() < deadline:
+        if alerts and alerts <= {notice.alert for notice in stack.notices}:
+            return
+        await asyncio.sleep(0.25)

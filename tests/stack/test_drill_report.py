@@ -1,0 +1,82 @@
+"""What makes a drill pass, and how drills are shown."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from alerts.catalogue import load_catalogue
+from runbooks.diagnosis import Diagnosis, RankedCause
+from runbooks.page import shipped_runbooks
+from stack.cli import app
+from stack.drill import DrillResult
+from stack.drill_faults import FAULTS
+from stack.drill_report import as_document, as_markdown
+from stack.drill_stack import Notice
+
+
+def _result(name: str, alerts: dict[str, float], named: str | None) -> DrillResult:
+    causes = (RankedCause(named, shipped_runbooks().causes[named], 5, (), ()),) if named else ()
+    diagnosis = Diagnosis("cause found" if named else "nothing wrong", (), causes)
+    notices = [Notice(alert, {"alertname": alert}, 100.0 + seconds) for alert, seconds in alerts.items()]
+    return DrillResult(name, FAULTS[name], notices, 100.0, sorted(alerts), diagnosis, {"200": 10})
+
+
+def test_the_right_alert_a_known_symptom_and_the_right_cause_pass() -> None:
+    result = _result("engine-gone", {"TargetDown": 4.2, "ScrapeFaults": 8.0}, "target_unreachable")
+    assert (result.passed, result.wrong_alerts, result.missed_alerts) == (True, [], [])
+
+
+@pytest.mark.parametrize(
+    ("alerts", "named"),
+    [
+        ({"TargetDown": 4.0, "RouterBlind": 9.0}, "target_unreachable"),
+        ({}, "target_unreachable"),
+        ({"TargetDown": 4.0}, "engine_restarted"),
+        ({"TargetDown": 4.0}, None),
+    ],
+    ids=["a wrong alert", "no alert", "another cause", "no cause"],
+)
+def test_anything_else_does_not(alerts: dict[str, float], named: str | None) -> None:
+    assert not _result("engine-gone", alerts, named).passed
+
+
+def test_where_nothing_is_wrong_silence_passes() -> None:
+    assert _result("none", {}, None).passed
+    assert not _result("none", {"WorkerHotspot": 3.0}, None).passed
+
+
+def test_an_alert_counts_from_its_first_notice() -> None:
+    result = _result("engine-gone", {"TargetDown": 4.2}, None)
+    later = Notice("TargetDown", {}, 130.0)
+    assert as_document(result)["notified"] == {"TargetDown": 4.2}
+    assert DrillResult(
+        "engine-gone", result.fault, [*result.notices, later], 100.0, [], result.diagnosis, {}
+    ).notified == {"TargetDown": 4.2}
+
+
+def test_the_matrix_has_the_named_cause_in_the_column_of_its_fault() -> None:
+    results = [
+        _result("none", {}, None),
+        _result("slow-worker", {"WorkerSlow": 3.0}, "hot_prefix"),
+        _result("hot-prefix", {"WorkerHotspot": 12.0}, "hot_prefix"),
+    ]
+    lines = as_markdown(results).splitlines()
+    assert "Named first: 1 nothing, 2 slow_worker, 3 hot_prefix." in lines
+    assert lines[-3:] == ["| none | 1 |  |  |", "| slow-worker |  |  | 1 |", "| hot-prefix |  |  | 1 |"]
+
+
+def test_faults_speak_of_alerts_and_causes_that_exist() -> None:
+    alerts = {alert.name for alert in load_catalogue().alerts}
+    for fault in FAULTS.values():
+        assert fault.alerts | fault.symptoms <= alerts
+        assert fault.cause is None or fault.cause in shipped_runbooks().causes
+
+
+def test_at_least_twelve_faults_are_practised() -> None:
+    assert len([fault for fault in FAULTS.values() if fault.cause]) >= 12
+
+
+def test_an_unknown_fault_is_refused_with_those_there_are() -> None:
+    result = CliRunner().invoke(app, ["drill", "gremlins"])
+    assert "no fault 'gremlins': there are none, hot-prefix" in str(result.exception)
