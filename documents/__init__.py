@@ -7,6 +7,7 @@ that a mistake in any of them is reported the same way.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from pydantic.fields import FieldInfo
 
 Model = TypeVar("Model", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
+
+
+_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])[^&\s']+")
+"""A user name and password, or a query's parameter: messages end up in logs."""
 
 
 class DocumentError(Exception):
@@ -57,23 +62,51 @@ def parse(text: str, model: type[Model], *, name: str) -> Model:
 
 def load_all(path: Path | str, model: type[Model]) -> list[Document[Model]]:
     """All documents of a YAML file (separated by `---`) as `model`."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DocumentError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
-    return parse_all(text, model, name=str(path))
+    return parse_all(_read(path), model, name=str(path))
 
 
 def parse_all(text: str, model: type[Model], *, name: str) -> list[Document[Model]]:
     """All documents of a YAML text as `model`; `name` stands for the file in messages."""
+    return [_validate(node, model, name) for node in _nodes(text, name)]
+
+
+def _read(path: Path | str) -> str:
     try:
-        nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _nodes(text: str, name: str) -> list[yaml.Node]:
+    try:
+        return [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise DocumentError(f"{name}:{line}: not valid YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise DocumentError(f"{name}: not valid YAML: {error}") from error
-    return [_validate(node, model, name) for node in nodes]
+
+
+def load_kinds(path: Path | str, models: Mapping[str, type[BaseModel]], *, key: str = "kind") -> list[Document[Any]]:
+    """All documents of a YAML file, each as the model of the kind that its `key` names."""
+    text = _read(path)
+    return [_validate(node, _chosen(node, models, key, str(path)), str(path)) for node in _nodes(text, str(path))]
+
+
+def _chosen(node: yaml.Node, models: Mapping[str, type[BaseModel]], key: str, name: str) -> type[BaseModel]:
+    place = f"{name}:{node.start_mark.line + 1}"
+    if not isinstance(node, yaml.MappingNode):
+        found = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
+        raise DocumentError(f"{place}: expected a mapping of keys, found {found}")
+    given = next((value for found, value in node.value if found.value == key), None)
+    if given is None:
+        raise DocumentError(f"{place}: {key}: missing: say which of {', '.join(models)} it is")
+    text = given.value if isinstance(given, yaml.ScalarNode) else "a list or mapping"
+    if text not in models:
+        close = difflib.get_close_matches(text, models, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"use one of {', '.join(models)}"
+        raise DocumentError(f"{name}:{given.start_mark.line + 1}: {key}: {text!r} is not read here: {hint}")
+    return models[text]
 
 
 def _validate(node: yaml.Node, model: type[Model], name: str) -> Document[Model]:
@@ -132,7 +165,7 @@ def _message(name: str, problem: Any, lines: Mapping[KeyPath, int], model: type[
         if isinstance(problem.get("input"), str | int | float | bool):
             text += f", got {problem['input']!r}"
         text += f"; it is: {description}" if description else ""
-    return f"{name}:{lines.get(known, 1)}: {_dotted(path) or 'document'}: {text}"
+    return f"{name}:{lines.get(known, 1)}: {_dotted(path) or 'document'}: {_SECRET_IN_ADDRESS.sub(r'***', text)}"
 
 
 def _section(model: type[BaseModel], path: KeyPath) -> Mapping[str, FieldInfo]:

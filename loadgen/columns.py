@@ -5,10 +5,10 @@ Grading, comparison and charts all take their figures from here, so that each ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from math import nan
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from loadgen.plan import COOL_DOWN, MEASURED, WARM_UP
 from loadgen.records import Outcome, RequestRecord, table_of
 from slo.objective import Floats, RequestField
 from slo.selection import RequestFacts
@@ -73,12 +74,17 @@ class Columns:
     gap_is_token: Bools
     """Of each gap: its answer came token by token (as many reads as tokens), so that the gap is one token's latency.
     Where a read holds several tokens the gap is a chunk's, and no inter-token latency can be told from it."""
+    gap_counts: Ints
+    """How many gaps each request has."""
+    trimmed: Mapping[str, frozenset[tuple[int, int]]]
+    """(repeat, index) of the requests that aren't among these, by phase: `warm_up`, `cool_down`."""
 
     @classmethod
     def of(cls, log: RequestLog) -> Columns:
-        """The measured phase only: priming requests would mix warm-up into the figures (sglang#37359, LT22)."""
+        """The measured phase only: priming and warm-up requests would mix into the figures (sglang#37359, LT22)."""
         table = log if isinstance(log, pa.Table) else table_of(log)
-        table = table.filter(pc.equal(table["phase"], "measured"))
+        trimmed = {phase: _keys(table.filter(pc.equal(table["phase"], phase))) for phase in (WARM_UP, COOL_DOWN)}
+        table = table.filter(pc.equal(table["phase"], MEASURED))
         table = table.take(pc.sort_indices(table, [("repeat", "ascending"), ("index", "ascending")]))
         repeat, scheduled = _ints(table, "repeat"), _floats(table, "scheduled_s")
         sent, first, end = (_floats(table, name) for name in ("sent_s", "first_token_s", "end_s"))
@@ -113,10 +119,22 @@ class Columns:
             turn=_ints(table, "turn"),
             gaps_ms=gaps.values_ms,
             gap_is_token=(gaps.counts + 1 == tokens)[gaps.rows],
+            gap_counts=gaps.counts.astype(np.int64),
+            trimmed=trimmed,
         )
 
     def __len__(self) -> int:
         return len(self.repeat)
+
+    def where(self, rows: Bools) -> Columns:
+        """These rows alone."""
+        per_gap = np.repeat(rows, self.gap_counts)
+        chosen: dict[str, Any] = {
+            each.name: getattr(self, each.name)[per_gap if each.name in ("gaps_ms", "gap_is_token") else rows]
+            for each in fields(self)
+            if each.name != "trimmed"
+        }
+        return Columns(**chosen, trimmed=self.trimmed)
 
     @property
     def completed(self) -> Bools:
@@ -161,6 +179,10 @@ class Columns:
     def unexplained(self, block_size: int) -> Bools:
         """Requests that reused over a block more than their namespace had ever sent: somebody else's cache entries."""
         return np.asarray(self.cached > self.shared + block_size, dtype=np.bool_)
+
+
+def _keys(table: pa.Table) -> frozenset[tuple[int, int]]:
+    return frozenset(zip(_ints(table, "repeat").tolist(), _ints(table, "index").tolist(), strict=True))
 
 
 def _last_times(repeat: Ints, *times: Floats) -> Floats:

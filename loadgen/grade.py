@@ -54,6 +54,8 @@ class RequestCounts(Graded):
     failed: int
     timed_out: int
     cut_off: int = Field(description="still running when the run ended")
+    warm_up: int = Field(default=0, description="sent and logged, but left out of every grade: due in the warm-up")
+    cool_down: int = Field(default=0, description="the same, due in the cool-down")
 
 
 class Samples(Graded):
@@ -313,7 +315,8 @@ def _window_loads(columns: Columns, placed: Bools, position: Ints, tokens: Float
 
 def _counts(columns: Columns) -> RequestCounts:
     outcomes: Mapping[str, int] = {outcome.value: int((columns.outcome == outcome.value).sum()) for outcome in Outcome}
-    return RequestCounts(scheduled=len(columns), sent=_known(columns.lag), **outcomes)
+    trimmed = {phase: len(keys) for phase, keys in columns.trimmed.items()}
+    return RequestCounts(scheduled=len(columns), sent=_known(columns.lag), **outcomes, **trimmed)
 
 
 def _grade_prefix(columns: Columns, block_size: int) -> PrefixGrade:

@@ -20,7 +20,7 @@ from gevent.event import Event
 
 from loadgen.answers import GeneratedAnswers
 from loadgen.http_client import Exchange, HttpClient
-from loadgen.plan import Plan, PlannedRequest
+from loadgen.plan import MEASURED, PRIME, Plan, PlannedRequest
 from loadgen.prediction import note_prediction_causes
 from loadgen.records import Outcome, RequestRecord
 
@@ -76,7 +76,7 @@ class OpenLoop:
 
     def prime(self) -> None:
         """Send the prime phase, one request after another, each waited for."""
-        for request in self._of_phase("prime"):
+        for request in self._of_phase(PRIME):
             if self._stop.is_set():
                 return
             self._primed.append((request, self._send(request)))
@@ -87,9 +87,9 @@ class OpenLoop:
         for request, exchange in self._primed:
             self._log(request, exchange, scheduled_s=exchange.sent - self.zero)
         if self.plan.concurrency is None:
-            self._send_on_time(self._of_phase("measured"))
+            self._send_on_time(self._of_phase(MEASURED))
         else:
-            self._send_closed(self._of_phase("measured"), self.plan.concurrency)
+            self._send_closed(self._of_phase(MEASURED), self.plan.concurrency)
         if not self._stop.is_set():
             gevent.joinall(list(self._running), timeout=drain_seconds)
         self._client.cut_off()
@@ -209,7 +209,7 @@ class OpenLoop:
             policy=options.policy,
             repeat=options.repeat,
             index=request.index,
-            phase=request.phase,
+            phase=PRIME if request.phase == PRIME else self.plan.trimming.phase_at(scheduled_s),
             tenant=request.tenant,
             session=request.session,
             turn=request.turn,

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 Answers = Literal["planned", "recorded", "generated"]
+
+PRIME, WARM_UP, MEASURED, COOL_DOWN = "prime", "warm_up", "measured", "cool_down"
+
+
+@dataclass(frozen=True, slots=True)
+class Trimming:
+    """Which requests are sent and logged, but not graded: those due before or after these times."""
+
+    measured_from_s: float = 0.0
+    measured_until_s: float = inf
+
+    def phase_at(self, scheduled_s: float) -> str:
+        """Phase of a request that is due then."""
+        if scheduled_s < self.measured_from_s:
+            return WARM_UP
+        return MEASURED if scheduled_s < self.measured_until_s else COOL_DOWN
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
     """One request of the plan.
 
-    `scheduled_s` counts from the start of its phase. `messages` is the OpenAI conversation, its texts already
+    `phase` is `prime` or `measured`; which of the latter are trimmed is told by the times at which they are due, in a
+    closed loop not before they are sent. `scheduled_s` counts from the start of its phase. `messages` is the OpenAI conversation, its texts already
     token-exact. `shared_tokens` is the part of `prompt_tokens` that an earlier request of the same namespace
     carried as its opening: what an infinite, fleet-wide cache could reuse, before rounding to blocks.
     """
@@ -49,6 +67,7 @@ class Plan:
     requests: list[PlannedRequest]
     concurrency: int | None = None
     """Users of a closed loop; None: open loop, every request at its scheduled time."""
+    trimming: Trimming = Trimming()
     answers: Answers = "planned"
     """What later turns carry as earlier answers: see `loadgen.prompt_keys.Sessions` and `loadgen.scenario.Replay`."""
 

@@ -47,6 +47,7 @@ def make_plan(scenario: Scenario, writer: PromptWriter, *, seed: int, nonce: str
         model,
         [request for request, _ in planned],
         concurrency=arrivals.concurrency if arrivals is not None else None,
+        trimming=scenario.trimming,
         answers=scenario.sessions.answers if replay is None else replay.answers,
     )
 

@@ -41,7 +41,7 @@ class RequestRecord:
     index: int
     """Position in the plan: the same in every policy and repeat, so requests can be paired."""
     phase: str
-    """`prime` (fills caches, not graded) or `measured`."""
+    """`prime` (fills caches), `warm_up`, `measured` or `cool_down`; only `measured` is graded."""
     tenant: str
     session: str
     turn: int

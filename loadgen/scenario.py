@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,6 +25,7 @@ from loadgen.prompt_keys import (
     Timeouts,
     ToolSchemas,
 )
+from loadgen.plan import Trimming
 from loadgen.section import Section
 
 __all__ = ["Arrivals", "Replay", "Scenario", "Search", "Tenant", "Timeouts", "load_scenario", "shipped_scenarios"]
@@ -85,6 +87,16 @@ class Scenario(Section):
         description="length of the measured phase; requests due later aren't sent. A closed loop sends all of its "
         "requests, however long that takes",
     )
+    warm_up_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="requests due this early in duration_seconds are sent and logged, but not graded",
+    )
+    cool_down_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="so are requests due this late in it, whose answers see the traffic ebb; open loops only",
+    )
     arrivals: Arrivals | None = Field(default=None, description="when requests come; needed unless replay is given")
     groups: PrefixGroups | None = Field(
         default=None, description="shared prefixes, their popularity and all lengths; needed unless replay is given"
@@ -129,6 +141,11 @@ class Scenario(Section):
         names = [tenant.name for tenant in self.tenants]
         if len(set(names)) < len(names):
             raise ValueError("two tenants have the same name: rename one")
+        if self.warm_up_seconds + self.cool_down_seconds >= self.duration_seconds:
+            raise ValueError(
+                f"warm_up_seconds and cool_down_seconds leave nothing to measure: together they must be shorter than "
+                f"duration_seconds, {self.duration_seconds:g}"
+            )
         if self.replay is not None:
             self._check_replay()
         else:
@@ -148,8 +165,16 @@ class Scenario(Section):
         closed, thinks = self.arrivals.closed, self.sessions.think_seconds.positive
         if max(self.sessions.turns) > 1 and not closed and not thinks:
             raise ValueError("sessions: think_seconds must be above 0 when a session has more than one turn")
+        if closed and self.cool_down_seconds:
+            raise ValueError("cool_down_seconds needs an open loop: nobody knows beforehand when a closed one ends")
         if closed and self.flash_crowd is not None:
             raise ValueError("flash_crowd needs an open loop: a closed one never sends more than its users do")
+
+    @property
+    def trimming(self) -> Trimming:
+        """Which of its requests are graded."""
+        until_s = self.duration_seconds - self.cool_down_seconds if self.cool_down_seconds else inf
+        return Trimming(self.warm_up_seconds, until_s)
 
     @property
     def mean_rate(self) -> float | None:
@@ -166,7 +191,8 @@ class Scenario(Section):
 
     def at_concurrency(self, users: int) -> Scenario:
         """The same traffic in a closed loop of so many users."""
-        return self.model_copy(update={"arrivals": Arrivals(kind="closed", concurrency=users)})
+        closed = Arrivals(kind="closed", concurrency=users)
+        return self.model_copy(update={"arrivals": closed, "cool_down_seconds": 0.0})
 
 
 def shipped_scenarios() -> list[str]:

@@ -116,7 +116,7 @@ def build_summary(log: RequestLog, objectives: Sequence[Objective], facts: RunFa
         policies=policies,
         comparison=compare_policies(columns, objectives, seed=seed),
         validity=Validity(valid=not reasons, reasons=reasons),
-        notes=[note for name, own in columns.items() for note in notes(name, own)],
+        notes=[*_trimmed(policies), *(note for name, own in columns.items() for note in notes(name, own))],
         verdict=_verdict(policies, valid=not reasons),
     )
 
@@ -183,6 +183,20 @@ def _verdict(policies: Mapping[str, PolicyGrade], *, valid: bool) -> Verdict:
         return "fail"
     verdicts = {decided(objective) for own in judged for objective in own.objectives}
     return "fail" if "fail" in verdicts else "inconclusive" if "inconclusive" in verdicts else "pass"
+
+
+def _trimmed(policies: Mapping[str, PolicyGrade]) -> list[str]:
+    """What the grades left out, in words."""
+    counts = {name: (own.requests.warm_up, own.requests.cool_down) for name, own in policies.items()}
+    if not any(map(any, counts.values())):
+        return []
+    same = len(set(counts.values())) == 1
+    parts = [
+        f"{'' if same else name + ': '}{warm_up:,} due in the warm-up, {cool_down:,} in the cool-down"
+        for name, (warm_up, cool_down) in list(counts.items())[: 1 if same else None]
+    ]
+    each = " of each policy" if same and len(counts) > 1 else ""
+    return [f"requests{each} sent and logged but not graded: {'; '.join(parts)}"]
 
 
 def _policy_line(summary: Summary, name: str, own: PolicyGrade) -> str:

@@ -62,11 +62,12 @@ def _plan_reasons(columns: Mapping[str, Columns]) -> Iterator[str]:
     positions = {
         policy: set(zip(own.repeat.tolist(), own.index.tolist(), strict=True)) for policy, own in columns.items()
     }
-    everything = set().union(*positions.values())
+    trimmed = {policy: set().union(*own.trimmed.values()) for policy, own in columns.items()}
+    everything = set().union(*positions.values(), *trimmed.values())
     for policy, own in positions.items():
         if len(own) and np.isnan(columns[policy].lag).all():
             yield f"{policy}: not one request was sent"
-        if missing := len(everything - own):
+        if missing := len(everything - own - trimmed[policy]):
             yield f"{policy}: {missing} requests of the plan are not in its log: run all policies on one plan"
 
 

@@ -50,7 +50,7 @@ def with_unit(value: float | None, unit: str) -> str:
 def says(observation: Observation) -> str:
     """The reading's sentence with the value and the series' labels put in."""
     if observation.reading is None:
-        return "The page says nothing of such an answer."
+        return observation.answer.why_absent or "The page says nothing of such an answer."
     answer, step = observation.answer, observation.step
     names = defaultdict(lambda: "one", {**answer.labels, "value": with_unit(answer.value, step.unit)})
     if step.unit in ("requests", "tokens", "blocks", "per minute"):

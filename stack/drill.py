@@ -27,7 +27,7 @@ HASTEN = 60.0
 FAULT_SECONDS = 60.0
 """How long the right alert is waited for."""
 SETTLE_SECONDS = 8.0
-"""How long is waited for wrong ones after it."""
+"""How long is waited for wrong ones after it; the exporter is watched meanwhile."""
 DIAGNOSIS_WINDOW = "20s"
 _WHY = "the drill's own machine is no finding"
 _ON_A_SHARED_MACHINE = {
@@ -49,6 +49,8 @@ class DrillResult:
     firing: Sequence[str]
     """Alerts that fired at the end, those that are silenced by a cause included."""
     diagnosis: Diagnosis
+    without_prometheus: Diagnosis
+    """From the exporter alone, watched for `SETTLE_SECONDS` before."""
     statuses: Mapping[str, int]
     """HTTP statuses that clients saw."""
 
@@ -93,16 +95,22 @@ async def run_drill(name: str, fault: Fault, folder: Path, *, fault_seconds: flo
                 begun = time.monotonic()
                 await fault.inject(stack, traffic)
             await _wait_for(fault.alerts, stack, begun + fault_seconds)
-            await asyncio.sleep(SETTLE_SECONDS)
-            finding = await find(
-                DiagnoseOptions(prometheus=stack.prometheus_url, window=DIAGNOSIS_WINDOW), shipped_runbooks()
-            )
+            runbooks = shipped_runbooks()
+            alone = await find(DiagnoseOptions(exporter=stack.exporter_url, seconds=SETTLE_SECONDS), runbooks)
+            finding = await find(DiagnoseOptions(prometheus=stack.prometheus_url, window=DIAGNOSIS_WINDOW), runbooks)
         finally:
             sending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
     return DrillResult(
-        name, fault, tuple(stack.notices), begun, finding.firing, finding.diagnosis, dict(sender.statuses)
+        name,
+        fault,
+        tuple(stack.notices),
+        begun,
+        finding.firing,
+        finding.diagnosis,
+        alone.diagnosis,
+        dict(sender.statuses),
     )
 
 

@@ -109,7 +109,7 @@ FAULTS: Mapping[str, Fault] = {
         "caches hold less than the working set",
         "cache_too_small",
         frozenset({"EvictionChurn"}),
-        _FELT | frozenset({"PrefixBlocksNearCapacity", "PrefixHitRateLow", "SessionPrefixHitRateLow"}),
+        _FELT | _CROWDED,
         settings=DrillSettings(engine=_SMALL),
         traffic=Traffic(openings=12),
     ),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from runbooks.diagnosis import Diagnosis
 from stack.drill import DrillResult
 
 _NOTHING = "nothing"
@@ -16,7 +17,7 @@ _NOTHING = "nothing"
 
 def print_results(results: Sequence[DrillResult], console: Console) -> None:
     """A row a drill on a terminal."""
-    table = Table("", "fault", "right alerts", "symptoms", "wrong or missed", "diagnosis")
+    table = Table("", "fault", "right alerts", "symptoms", "wrong or missed", "diagnosis", "without Prometheus")
     for each in results:
         mark = "[green]✓[/green]" if each.passed else "[red]✗[/red]"
         table.add_row(mark, *(escape(cell) for cell in _cells(each)))
@@ -25,8 +26,11 @@ def print_results(results: Sequence[DrillResult], console: Console) -> None:
 
 def as_markdown(results: Sequence[DrillResult]) -> str:
     """The table and the confusion matrix."""
-    lines = ["| | fault | right alerts (s after the fault) | symptoms | wrong or missed | diagnosis (score) |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines = [
+        "| | fault | right alerts (s after the fault) | symptoms | wrong or missed | diagnosis (score) "
+        "| without Prometheus |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(("✓" if each.passed else "✗", *_cells(each))) + " |" for each in results]
     return "\n".join([*lines, "", *_confusion(results)])
 
@@ -45,14 +49,19 @@ def as_document(result: DrillResult) -> dict[str, Any]:
     }
 
 
-def _cells(result: DrillResult) -> tuple[str, str, str, str, str]:
+def _cells(result: DrillResult) -> tuple[str, ...]:
     notified = result.notified
     right = ", ".join(f"{name} ({notified[name]:.0f})" for name in notified if name in result.fault.alerts)
     symptoms = ", ".join(sorted(set(notified) & result.fault.symptoms))
     wrong = [*(f"wrong: {name}" for name in result.wrong_alerts), *(f"missed: {n}" for n in result.missed_alerts)]
-    ranked = [f"{each.id} ({each.score})" for each in result.diagnosis.causes[:2]]
-    named = ", then ".join(ranked) if result.named else result.diagnosis.verdict
-    return f"{result.name}: {result.fault.title}", right, symptoms, ", ".join(wrong), named
+    fault = f"{result.name}: {result.fault.title}"
+    return fault, right, symptoms, ", ".join(wrong), _ranking(result.diagnosis), _ranking(result.without_prometheus)
+
+
+def _ranking(diagnosis: Diagnosis) -> str:
+    if diagnosis.found is None:
+        return diagnosis.verdict
+    return ", then ".join(f"{each.id} ({each.score})" for each in diagnosis.causes[:2])
 
 
 def _confusion(results: Sequence[DrillResult]) -> list[str]:

@@ -58,7 +58,6 @@ class EngineParts:
 
     name: str
     process: ManagedProcess
-    url: str
     seen_by_router: str = ""
     seen_by_exporter: str = ""
     events: str = ""
@@ -164,7 +163,7 @@ async def _start_engine(settings: DrillSettings, number: int, port: int, parts: 
     url = f"http://127.0.0.1:{port}"
     process = await parts.run(name, [sys.executable, "-m", "engines.simulated", "--config", str(file)], f"{url}/health")
     published = str(config.kv_events_endpoint)
-    engine = EngineParts(name, process, url, url, url, published, config.replay_endpoint)
+    engine = EngineParts(name, process, url, url, published, config.replay_endpoint)
     if "events" in settings.proxied:
         engine.events, engine.replay = f"{socket}.out", None
         await cleanup.enter_async_context(event_relay(published, engine.events, engine.event_faults))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alerts.errors import RuleError
+from dashboards.errors import DashboardError
 from documents import DocumentError
 from engines.errors import EngineError
 from exporters.errors import ExporterError
@@ -19,6 +20,7 @@ class UsageError(Exception):
 
 
 INPUT_ERRORS = (
+    DashboardError,
     DocumentError,
     EngineError,
     EvidenceError,

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from engines.model import EngineConfig
 from engines.step_time import DEFAULT_PROFILE, StepTimeError, profile
+from loadgen.plan import Trimming
 from loadgen.report import console_table
 from loadgen.scenario import Scenario, load_scenario
 from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence
@@ -159,6 +160,7 @@ class _Fleet:
     engine: EngineConfig
     routers: int
     concurrency: int | None
+    trimming: Trimming
     options: SimulateOptions
 
     @classmethod
@@ -172,6 +174,7 @@ class _Fleet:
             ),
             routers=hints.routers,
             concurrency=scenario.arrivals.concurrency if scenario.arrivals is not None else None,
+            trimming=scenario.trimming,
             options=options,
         )
 
@@ -205,6 +208,7 @@ class _Fleet:
             )
         for record in result.records:
             record.repeat = repeat
+            record.phase = self.trimming.phase_at(record.scheduled_s)
         return result
 
 

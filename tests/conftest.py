@@ -29,6 +29,12 @@ def _prometheus() -> str | None:
     return "no prometheus and promtool on PATH: scripts/install-test-tools installs them on Debian"
 
 
+def _alertmanager() -> str | None:
+    if shutil.which("amtool") and (shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")):
+        return None
+    return "no alertmanager and amtool on PATH: scripts/install-test-tools installs them on Debian"
+
+
 def _peers() -> str | None:
     if COMPLETE.exists():
         return None
@@ -43,6 +49,7 @@ def _vllm() -> str | None:
 
 
 _MISSING: dict[str, Callable[[], str | None]] = {
+    "alertmanager": _alertmanager,
     "browser": _chromium,
     "peers": _peers,
     "prometheus": _prometheus,

@@ -31,7 +31,7 @@ def columns(**values: list[float]) -> dict[RequestField, np.ndarray[tuple[int], 
 def test_shipped_documents_read_as_written() -> None:
     ttft, tpot, goodput, availability = load_objectives(["ttft", "tpot", "goodput", "availability"])
 
-    assert shipped_names() == ["availability", "goodput", "tpot", "ttft"]
+    assert {"availability", "goodput", "tpot", "ttft"} < set(shipped_names())
     assert (ttft.name, ttft.target, ttft.conditions) == (
         "ttft",
         0.95,
@@ -89,7 +89,7 @@ def test_goodput_needs_every_condition_that_applies() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "key", "remedy"),
     [
-        ("kind: SLO", "kind: SLI", 2, "kind", "should be 'SLO'"),
+        ("kind: SLO", "kind: SLOs", 2, "kind", "did you mean 'SLO'"),
         ("apiVersion: openslo/v1", "apiVersion: openslo/v2", 1, "apiVersion", "should be 'openslo/v1'"),
         ("target: 0.95", "target: 1.0", 26, "spec.objectives[0]", "leaves no error budget"),
         ("target: 0.95", "targget: 0.95", 29, "spec.objectives[0].targget", "did you mean 'target'"),
@@ -159,7 +159,10 @@ def test_several_objectives_of_one_document_get_their_own_names(tmp_path: Path) 
 
 def test_our_annotations_are_the_documented_ones() -> None:
     used = {
-        key for path in SHIPPED.glob("*.yaml") for key in yaml.safe_load(path.read_text())["metadata"]["annotations"]
+        key
+        for path in SHIPPED.glob("*.yaml")
+        for document in yaml.safe_load_all(path.read_text())
+        for key in document["metadata"]["annotations"]
     }
 
     assert used <= ANNOTATIONS.keys()

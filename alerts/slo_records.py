@@ -1,0 +1,180 @@
+"""An SLO's recording rules: good, bad and all events in pieces, longer windows as sums of them, the budget left.
+
+A window's bad share is its bad events over all its events. An average of ratios would give an idle night's three
+requests the weight of a rush hour's thousands (sloth#241, SL01). Windows without events record nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from alerts.burn_rate import BASE_SECONDS, BurnRate
+from alerts.rule import RecordingRule
+from slo.buckets import le_matcher
+from slo.definition import HistogramIndicator, RatioIndicator, SloDefinition, ValueIndicator
+from slo.window import promql
+
+PERIOD = "_period"
+"""Stands for the window of a calendar period: slo:bad_events:increase_period."""
+PERIOD_START = "slo:period_start:timestamp_seconds"
+REMAINING = "slo:error_budget_remaining:ratio"
+EXHAUSTION = "slo:error_budget_exhaustion:seconds"
+LONGEST_CALENDAR_SECONDS = {"M": 31 * 86_400, "Y": 366 * 86_400}
+
+
+class SloRecords:
+    """The recording rules of one SLO."""
+
+    def __init__(self, slo: SloDefinition) -> None:
+        self.slo = slo
+        self.base = slo.slices.seconds if slo.slices else BASE_SECONDS
+        self.labels = {"slo": slo.name, "service": slo.service}
+        self.period = PERIOD if slo.calendar else promql(slo.window_seconds)
+
+    def series(self, kind: str, window: str | int) -> str:
+        """`slo:bad_events:increase1h{slo="…"}`; kind is `good_events`, `bad_events`, `total_events` or `bad_ratio`."""
+        return f'{self._name(kind, window)}{{slo="{self.slo.name}"}}'
+
+    def budget_series(self, name: str) -> str:
+        return f'{name}{{slo="{self.slo.name}"}}'
+
+    def short(self, rates: Sequence[BurnRate]) -> list[RecordingRule]:
+        """Events in pieces, and the windows below a day."""
+        lengths = [length for length in _lengths(rates) if self.base < length < 86_400]
+        return [*self._pieces(), *self._windows(lengths)]
+
+    def long(self, rates: Sequence[BurnRate], pace_seconds: int) -> list[RecordingRule]:
+        """The windows of a day or more, the budget's period, what is left and when it is gone.
+
+        `pace_seconds` is the window that the present pace is taken from.
+        """
+        lengths = [length for length in _lengths(rates) if length >= 86_400]
+        return [*self._windows(lengths), *self._period(), *self._budget(pace_seconds)]
+
+    def _pieces(self) -> Iterable[RecordingRule]:
+        good, bad, total = self._events()
+        yield self._record("total_events", self.base, total)
+        if bad is not None:
+            yield self._record("bad_events", self.base, bad)
+            good = f"{self.series('total_events', self.base)} - {self.series('bad_events', self.base)}"
+            yield self._record("good_events", self.base, good)
+        else:
+            yield self._record("good_events", self.base, good or "")
+            bad = f"{self.series('total_events', self.base)} - {self.series('good_events', self.base)}"
+            yield self._record("bad_events", self.base, bad)
+        yield self._ratio(self.base)
+
+    def _events(self) -> tuple[str | None, str | None, str]:
+        """Good or bad, and all events of a piece."""
+        slo, window = self.slo, promql(self.base)
+        if isinstance(slo.indicator, ValueIndicator):
+            value = slo.indicator
+            held = f"count(({value.query}) {value.op} {value.value:g})"
+            return f"{held}\nor 0 * count({value.query})", None, f"count({value.query})"
+        good, bad, total = _counted(slo.indicator, window, self._unless_unknown())
+        if slo.slices is None:
+            none = f"0 * {self.series('total_events', self.base)}"
+            if isinstance(slo.indicator, HistogramIndicator):
+                return good, None, total
+            side = good or bad or ""
+            counted = f"{side}\nor on () {none}"
+            return (counted, None, total) if good else (None, counted, total)
+        share = f"({good})\n/ (({total}) > 0)" if good else f"1 - (({bad} or 0 * ({total}))\n/ (({total}) > 0))"
+        whole = f"(({total}) > 0) ^ 0"
+        if slo.method == "timeslices":
+            return f"({share}) >= bool {slo.slices.target:g}", None, whole
+        return share, None, whole
+
+    def _unless_unknown(self) -> str:
+        if not self.slo.unknown_while:
+            return ""
+        flags = "|".join(self.slo.unknown_while)
+        return f'\nunless on () max(prefixwatch_data_quality{{flag=~"{flags}"}}) == 1'
+
+    def _windows(self, lengths: Iterable[int]) -> Iterable[RecordingRule]:
+        for length in lengths:
+            for kind in ("bad_events", "total_events"):
+                yield self._record(kind, length, self._sum(kind, length))
+            yield self._ratio(length)
+
+    def _sum(self, kind: str, length: int) -> str:
+        """Pieces that don't overlap, `length / base` of them.
+
+        A piece misses what grows between the last sample before it and its first, and extrapolation adds as much on
+        the average: sums over many pieces are right, a single event may be missed. The range is a second short:
+        Prometheus 2 counts a piece on its left edge, Prometheus 3 doesn't.
+        """
+        return f"sum_over_time({self.series(kind, self.base)}[{promql(length - 1)}:{promql(self.base)}])"
+
+    def _ratio(self, window: str | int) -> RecordingRule:
+        bad, total = self.series("bad_events", window), self.series("total_events", window)
+        return self._record("bad_ratio", window, f"{bad}\n/ ({total} > 0)")
+
+    def _period(self) -> Iterable[RecordingRule]:
+        if self.slo.calendar is None:
+            yield from self._windows([self.slo.window_seconds])
+            return
+        yield RecordingRule(PERIOD_START, self._period_start(), self.labels)
+        start = self.budget_series(PERIOD_START)
+        calendar = self.slo.calendar
+        longest = LONGEST_CALENDAR_SECONDS.get(calendar.unit, self.slo.window_seconds)
+        for kind in ("bad_events", "total_events"):
+            pieces = f"({self.series(kind, self.base)} and on (slo) ({start} == on (slo) {start} @ end()))"
+            yield self._record(kind, PERIOD, f"sum_over_time({pieces}[{promql(longest - 1)}:{promql(self.base)}])")
+        yield self._ratio(PERIOD)
+
+    def _period_start(self) -> str:
+        """When the period began that the newest piece belongs to, in Unix seconds, UTC: a piece belongs to the period
+        in which it begins, so a new period begins to count when its first piece is whole."""
+        calendar = self.slo.calendar
+        if calendar is None:
+            raise ValueError(f"{self.slo.name} has a rolling window")
+        now = f"(time() - {self.base})"
+        midnight = f"vector({now} - {now} % 86400)"
+        if calendar.unit == "M":
+            return f"{midnight} - (day_of_month(vector({now})) - 1) * 86400"
+        if calendar.unit == "Y":
+            return f"{midnight} - (day_of_year(vector({now})) - 1) * 86400"
+        length, first = self.slo.window_seconds, calendar.start_unix_seconds % self.slo.window_seconds
+        return f"vector({now} - ({now} - {first}) % {length})"
+
+    def _budget(self, pace_seconds: int) -> Iterable[RecordingRule]:
+        budget = f"{self.slo.budget:g}"
+        yield RecordingRule(REMAINING, f"1 - {self.series('bad_ratio', self.period)} / {budget}", self.labels)
+        left = f"({self.budget_series(REMAINING)} > 0) * {budget} * {self.series('total_events', self.period)}"
+        pace = f"({self.series('bad_events', pace_seconds)} / {pace_seconds} > 0)"
+        yield RecordingRule(EXHAUSTION, f"{left}\n/ {pace}", self.labels)
+
+    def _record(self, kind: str, window: str | int, expr: str) -> RecordingRule:
+        return RecordingRule(self._name(kind, window), expr, self.labels)
+
+    def _name(self, kind: str, window: str | int) -> str:
+        return f"slo:{kind}:increase{window if isinstance(window, str) else promql(window)}"
+
+
+def _counted(
+    indicator: RatioIndicator | HistogramIndicator, window: str, unless: str
+) -> tuple[str | None, str | None, str]:
+    """Good, bad and all events in `window`; one of the first two is None."""
+    if isinstance(indicator, RatioIndicator):
+        good = indicator.good and f"sum(increase({indicator.good}[{window}]){unless})"
+        bad = indicator.bad and f"sum(increase({indicator.bad}[{window}]){unless})"
+        return good or None, bad or None, f"sum(increase({indicator.total}[{window}]){unless})"
+    within, total = _histogram(indicator, window, unless)
+    return (None, within, total) if indicator.above else (within, None, total)
+
+
+def _histogram(indicator: HistogramIndicator, window: str, unless: str) -> tuple[str, str]:
+    """Observations up to the bound, and all; of classic and native histograms, each series counted once (SL11)."""
+    histogram, bound = indicator.histogram, indicator.bound
+    bucket = histogram.with_suffix("_bucket", le_matcher(bound))
+    native = f"increase({histogram}[{window}])"
+    fraction = f"histogram_fraction(-Inf, {bound:g}, {native}) * (histogram_count({native}) > 0)"
+    counted = histogram.with_suffix("_count")
+    within = f"sum(\n  (increase({bucket}[{window}]) or ignoring (le) {fraction}){unless}\n)"
+    total = f"sum(\n  (increase({counted}[{window}]) or histogram_count({native})){unless}\n)"
+    return within, total
+
+
+def _lengths(rates: Sequence[BurnRate]) -> list[int]:
+    return sorted({length for rate in rates for length in (rate.short_seconds, rate.long_seconds)})

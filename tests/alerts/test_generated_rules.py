@@ -1,0 +1,125 @@
+"""Rules of forms that no shipped SLO has, under real promtools: calendar windows, time slices, native histograms."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from alerts.build import slo_file
+from alerts.catalogue import load_catalogue
+from alerts.rule import text
+from alerts.settings import RuleSettings
+from slo.definitions import load_slos
+from slo.library import SHIPPED
+from tests.alerts.promtools import promtools
+
+pytestmark = pytest.mark.prometheus
+
+PROMTOOLS = promtools() or {"none": "promtool"}
+SESSION = (SHIPPED / "session-hit-rate.yaml").read_text(encoding="utf-8")
+MISS_COST = (SHIPPED / "miss-cost.yaml").read_text(encoding="utf-8")
+HITS, PROMPTS = "prefixwatch_session_hit_tokens_total", "prefixwatch_session_prompt_tokens_total"
+
+every_promtool = pytest.mark.parametrize("promtool", PROMTOOLS.values(), ids=PROMTOOLS)
+
+
+def expect(
+    promtool: str, folder: Path, document: str, series: dict[str, str], values: list[tuple[str, str, float | None]]
+) -> None:
+    """Rules of `document` over `series`, a sample a minute: each (expression, time) has the value, or none."""
+    (folder / "own.yaml").write_text(document)
+    [slo] = load_slos([folder / "own.yaml"])
+    (folder / "rules.yaml").write_text(text(slo_file(slo, load_catalogue(), RuleSettings())))
+    case: dict[str, Any] = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": samples} for name, samples in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f"round(sum({expr}), 0.001)",
+                "eval_time": at,
+                "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
+            }
+            for expr, at, value in values
+        ],
+    }
+    document_of_tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
+    (folder / "tests.yaml").write_text(yaml.safe_dump(document_of_tests))
+    checked = subprocess.run(
+        [promtool, "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    done = subprocess.run(
+        [promtool, "test", "rules", "tests.yaml"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@every_promtool
+def test_a_calendar_budget_starts_anew_with_its_period(promtool: str, tmp_path: Path) -> None:
+    """Days: the first all bad, the second all good. An hour into the second the budget is whole again."""
+    calendar = "isRolling: false\n      calendar:\n        startTime: '1970-01-01'\n        timeZone: UTC"
+    document = SESSION.replace("duration: 30d", "duration: 1d").replace("isRolling: true", calendar)
+    series = {PROMPTS: "0+1000x1500", HITS: "0x1439 0+1000x61"}
+
+    expect(
+        promtool,
+        tmp_path,
+        document,
+        series,
+        [
+            ("slo:bad_ratio:increase_period", "23h58m", 1),
+            ("slo:error_budget_remaining:ratio", "23h58m", -5.667),
+            ("slo:bad_ratio:increase_period", "24h58m", 0),
+            ("slo:period_start:timestamp_seconds", "25h", 86_400),
+        ],
+    )
+
+
+@every_promtool
+def test_a_time_slice_is_one_event_whatever_its_traffic(promtool: str, tmp_path: Path) -> None:
+    """An hour of 12 slices: in 3 of them, the busiest, half of the tokens miss."""
+    document = SESSION.replace("Occurrences", "Timeslices").replace(
+        "- target: 0.85", "- target: 0.95\n      timeSliceTarget: 0.9\n      timeSliceWindow: 5m"
+    )
+    series = {PROMPTS: "0+10x45 450+1000x75", HITS: "0+10x45 450+500x15 7950+1000x60"}
+
+    expect(
+        promtool,
+        tmp_path,
+        document,
+        series,
+        [
+            ("slo:total_events:increase1h", "61m", 12),
+            ("slo:bad_events:increase1h", "61m", 3),
+            ("slo:bad_ratio:increase1h", "61m", 0.25),
+        ],
+    )
+
+
+@pytest.mark.parametrize("version", [v for v in PROMTOOLS if not v.startswith("2.42")] or ["none"])
+def test_a_fleet_half_on_native_histograms_is_counted_whole(version: str, tmp_path: Path) -> None:
+    """grafana/jsonnet-libs#1121 (SL11). promtool 2.42 has no notation for native samples."""
+    if version not in PROMTOOLS:
+        pytest.skip("no promtool newer than 2.42: scripts/install-promtools fetches them on Debian")
+    document = MISS_COST.replace("value: 1.5", "value: 1")
+    family = "prefixwatch_prefix_miss_cost_ratio"
+    native = "{{schema:0 count:0 sum:0 buckets:[0 0]}}+{{schema:0 count:10 sum:10 buckets:[5 5]}}x30"
+    series = {
+        f'{family}{{instance="native"}}': native,
+        f'{family}_bucket{{instance="classic", le="1.0"}}': "0+20x30",
+        f'{family}_bucket{{instance="classic", le="+Inf"}}': "0+20x30",
+        f'{family}_count{{instance="classic"}}': "0+20x30",
+    }
+
+    expect(
+        PROMTOOLS[version],
+        tmp_path,
+        document,
+        series,
+        [("slo:total_events:increase5m", "20m", 150), ("slo:good_events:increase5m", "20m", 125)],
+    )

@@ -1,0 +1,278 @@
+"""SLO documents for rules: what of OpenSLO is read, and how every fault is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alerts.build import known_metrics
+from documents import DocumentError
+from slo.definition import HistogramIndicator, RatioIndicator, SloDefinition, ValueIndicator
+from slo.definitions import load_slos
+from slo.document import load_objectives, load_request_objectives
+from slo.library import SHIPPED, shipped_names
+from slo.sloth import SlothError, specifications
+
+MISS_COST = (SHIPPED / "miss-cost.yaml").read_text(encoding="utf-8")
+SESSION = (SHIPPED / "session-hit-rate.yaml").read_text(encoding="utf-8")
+
+FOREIGN = """\
+apiVersion: openslo/v1
+kind: SLO
+metadata:
+  name: web-availability
+  annotations:
+    other.example/owner: team-web
+spec:
+  service: web
+  indicatorRef: web-success
+  timeWindow:
+    - duration: 28d
+      isRolling: true
+  budgetingMethod: Occurrences
+  objectives:
+    - target: 0.99
+  alertPolicies:
+    - web-burn
+---
+apiVersion: openslo/v1
+kind: SLI
+metadata:
+  name: web-success
+spec:
+  ratioMetric:
+    counter: true
+    bad:
+      metricSource:
+        metricSourceRef: our-prometheus
+        spec:
+          query: sum(rate(http_requests_total{code=~"5.."}[{{.window}}]))
+    total:
+      metricSource:
+        metricSourceRef: our-prometheus
+        spec:
+          query: sum(rate(http_requests_total[5m]))
+---
+apiVersion: openslo/v1
+kind: DataSource
+metadata:
+  name: our-prometheus
+spec:
+  type: Prometheus
+  connectionDetails:
+    url: http://prometheus.example
+---
+apiVersion: openslo/v1
+kind: AlertPolicy
+metadata:
+  name: web-burn
+spec:
+  alertWhenBreaching: true
+  conditions:
+    - conditionRef: fast
+  notificationTargets:
+    - targetRef: on-call
+---
+apiVersion: openslo/v1
+kind: AlertCondition
+metadata:
+  name: fast
+spec:
+  severity: page
+  condition:
+    kind: burnrate
+    op: gte
+    threshold: 10
+    lookbackWindow: 2h
+    alertAfter: 5m
+---
+apiVersion: openslo/v1
+kind: AlertNotificationTarget
+metadata:
+  name: on-call
+spec:
+  target: email
+"""
+
+
+def write(folder: Path, text: str, name: str = "own.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def one(folder: Path, text: str) -> SloDefinition:
+    [definition] = load_slos([write(folder, text)], known_metrics())
+    return definition
+
+
+def test_the_shipped_slos() -> None:
+    found = {slo.name: (slo.target, slo.rule) for slo in load_slos(shipped_names(), known_metrics())}
+
+    assert found["goodput"] == (0.95, "95 % of requests: TTFT ≤ 0.5 s and TPOT ≤ 0.05 s and completed")
+    assert found["ttft-very-long"][1] == "95 % of requests of prompts of 8192-32768 tokens: TTFT ≤ 5 s"
+    assert found["session-hit-rate"][0] == 0.85
+    assert found["miss-cost"] == (0.95, "95 % of prefixwatch_prefix_miss_cost_ratio ≤ 1.5")
+    assert found["router-decision"][1].endswith('{step="total"} ≤ 0.012')
+    assert found["prefix-tree-walk"] == (0.99, '99 % of prefixwatch_router_decision_seconds{step="lookup"} ≤ 0.005')
+    assert found["isolation"][0] == 0.99999
+    assert len(found) == 14
+
+
+def test_slos_on_requests_are_graded_and_the_others_only_alerted_on() -> None:
+    graded = {objective.name for objective in load_request_objectives(shipped_names())}
+
+    assert graded == {
+        *("ttft", "tpot", "goodput", "availability"),
+        *("ttft-short", "ttft-medium", "ttft-long", "ttft-very-long", "ttft-huge"),
+    }
+    with pytest.raises(DocumentError, match="it can be used for rules but not to grade"):
+        load_objectives(["miss-cost"])
+
+
+def test_documents_of_others_are_read_with_what_they_refer_to(tmp_path: Path) -> None:
+    slo = one(tmp_path, FOREIGN)
+
+    assert isinstance(slo.indicator, RatioIndicator)
+    assert (str(slo.indicator.bad), str(slo.indicator.total)) == (
+        'http_requests_total{code=~"5.."}',
+        "http_requests_total",
+    )
+    [condition] = slo.conditions
+    assert (condition.factor, condition.long_seconds, condition.hold_seconds, condition.severity) == (
+        *(10, 7200, 300),
+        "page",
+    )
+    with pytest.raises(DocumentError, match="can be used for rules but not to grade"):
+        load_objectives([tmp_path / "own.yaml"])
+
+
+def test_a_value_is_compared_in_time_slices(tmp_path: Path) -> None:
+    text = MISS_COST.replace("prefixwatch_prefix_miss_cost_ratio", "max(queue_depth)").replace(
+        "Occurrences", "Timeslices"
+    )
+    text = text.replace("target: 0.95", "target: 0.99\n      timeSliceTarget: 0.9\n      timeSliceWindow: 5m")
+
+    slo = one(tmp_path, text)
+
+    assert slo.indicator == ValueIndicator("max(queue_depth)", "<=", 1.5)
+    assert slo.slices is not None
+    assert (slo.slices.seconds, slo.slices.target) == (300, 0.9)
+
+
+def test_a_histogram_of_another_exporter_is_cut_at_the_bounds_it_names(tmp_path: Path) -> None:
+    text = MISS_COST.replace("query: prefixwatch_prefix_miss_cost_ratio", "query: http_seconds_bucket").replace(
+        "  annotations:\n", '  annotations:\n    prefixwatch.dev/buckets: "0.5, 1.5, 3"\n'
+    )
+
+    indicator = one(tmp_path, text).indicator
+
+    assert isinstance(indicator, HistogramIndicator)
+    assert (str(indicator.histogram), indicator.bound) == ("http_seconds", 1.5)
+
+
+QUERY = "query: prefixwatch_prefix_miss_cost_ratio"
+HITS = "query: prefixwatch_session_hit_tokens_total"
+
+FAULTS = [
+    # document, old text, new text, text on the line that is named, message
+    (MISS_COST, "value: 1.5", "value: 1.4", "value: 1.4",
+     "1.4 is no bucket bound of prefixwatch_prefix_miss_cost_ratio: use 1.25 or 1.5 (its bounds: 0.5, 0.75"),
+    (MISS_COST, "value: 1.5", "value: 30", "value: 30",
+     "30 is no bucket bound of prefixwatch_prefix_miss_cost_ratio: use 20 "),
+    (MISS_COST, QUERY, "query: prefixwatch_prefix_mis_cost_ratio_bucket", "query:",
+     "no metric prefixwatch_prefix_mis_cost_ratio_bucket: did you mean 'prefixwatch_prefix_miss_cost_ratio_bucket'?"),
+    (MISS_COST, QUERY, "query: 'up +'", "spec:", "is no PromQL"),
+    (MISS_COST, QUERY, "query: prefixwatch_sessions", "spec:", "gives values, not events"),
+    (MISS_COST, "isRolling: true", "isRolling: false", "duration:", "a calendar window needs a calendar"),
+    (MISS_COST, "duration: 30d", "duration: 1M", "duration:", "1M differs in length: a rolling window is given in m"),
+    (MISS_COST, "target: 0.95", "target: 1.0", "op: lte", "a target of 100 % leaves no error budget"),
+    (MISS_COST, "Occurrences", "Timeslices", "op: lte", "Timeslices needs timeSliceWindow here"),
+    (MISS_COST, "target: 0.95", "target: 0.95\n      timeSliceWindow: 5m", "op: lte", "belong to Timeslices"),
+    (SESSION, "counter: true", "counter: false", "counter:", "gauges can't be added up over time"),
+    (SESSION, HITS, f'{HITS}{{tenant="a"}}', "query:", "has no label 'tenant': its labels are none"),
+    (SESSION, HITS, "query: a_total / b_total", "spec:", "is more than a counter"),
+    (SESSION, "type: Prometheus", "type: Datadog", "type: Datadog", "datadog is not read here: rules are made for"),
+    (SESSION, 'minimum-events: "100000"', 'minimum-events: "none"', "minimum-events", "'none' is no number"),
+    (SESSION, "prefixwatch.dev/switch", "prefixwatch.dev/swich", "annotations:", "unknown annotation"),
+    (FOREIGN, "indicatorRef: web-success", "indicatorRef: web-succes", "indicatorRef:",
+     "no SLI named 'web-succes': did you mean 'web-success'?"),
+    (FOREIGN, "    - web-burn", "    - burn", "- burn", "no AlertPolicy named 'burn'"),
+    (FOREIGN, "conditionRef: fast", "conditionRef: slow", "conditionRef: slow", "no AlertCondition named 'slow'"),
+    (FOREIGN, "lookbackWindow: 2h", "lookbackWindow: 28d", "lookbackWindow", "28d is as long as the SLO's window"),
+    (FOREIGN, "  name: our-prometheus", "  name: theirs", "metricSourceRef", "no DataSource named 'our-prometheus'"),
+    (FOREIGN, "kind: AlertPolicy", "kind: AlertPolice", "kind: AlertPolice",
+     "kind: 'AlertPolice' is not read here: did you mean 'AlertPolicy'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "old", "new", "at", "message"), FAULTS, ids=[fault[2] for fault in FAULTS])
+def test_a_fault_names_file_line_and_remedy(
+    tmp_path: Path, *, text: str, old: str, new: str, at: str, message: str
+) -> None:
+    assert old in text
+    path = write(tmp_path, text.replace(old, new, 1))
+
+    with pytest.raises(DocumentError) as caught:
+        load_slos([path], known_metrics())
+
+    [told] = [line for line in str(caught.value).splitlines() if message in line]
+    file, number, _ = told.split(":", 2)
+    assert file == str(path)
+    assert at in path.read_text().splitlines()[int(number) - 1]
+
+
+@pytest.mark.parametrize(
+    ("zone", "start", "duration", "message"),
+    [
+        ("Europe/Berlin", "2026-01-01", "1M", "Europe/Berlin can't be kept: Prometheus' clock is UTC"),
+        ("UTC", "2026-01-15", "1M", "starts on its first day at 00:00"),
+        ("UTC", "2026-01-01", "1Q", "1Q is not read as a calendar window: use d, w, 1M or 1Y"),
+        ("UTC", "2026-02-01", "1Y", "a calendar year starts in January"),
+    ],
+)
+def test_calendar_windows_that_cannot_be_kept_are_refused(
+    tmp_path: Path, *, zone: str, start: str, duration: str, message: str
+) -> None:
+    calendar = f"isRolling: false\n      calendar:\n        startTime: '{start}'\n        timeZone: {zone}"
+    text = MISS_COST.replace("isRolling: true", calendar).replace("30d", duration)
+
+    with pytest.raises(DocumentError, match=message):
+        load_slos([write(tmp_path, text)])
+
+
+def test_a_request_slo_may_have_any_threshold(tmp_path: Path) -> None:
+    """It is counted request by request, so 0.42 s need not be a bucket bound."""
+    text = (SHIPPED / "ttft.yaml").read_text().replace("value: 0.5", "value: 0.42")
+
+    slo = one(tmp_path, text)
+
+    assert isinstance(slo.indicator, RatioIndicator)
+    assert str(slo.indicator.good) == 'prefixwatch_slo_requests_total{slo="ttft", verdict="good"}'
+
+
+def test_sloth_gets_the_same_events() -> None:
+    specs = specifications(load_slos(["session-hit-rate", "miss-cost", "isolation"]))
+
+    session, miss_cost, isolation = specs["llm-serving"]["slos"]
+    assert specs["llm-serving"]["version"] == "prometheus/v1"
+    assert session["objective"] == 85
+    assert session["sli"]["events"] == {
+        "error_query": "(sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}])) - "
+        "sum(rate(prefixwatch_session_hit_tokens_total[{{.window}}])))",
+        "total_query": "sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}]))",
+    }
+    assert 'prefixwatch_prefix_miss_cost_ratio_bucket{le="1.5"}' in miss_cost["sli"]["events"]["error_query"]
+    assert isolation["sli"]["events"]["error_query"] == (
+        'sum(rate(prefixwatch_isolation_violations_total{kind="cross_tenant_hit"}[{{.window}}]))'
+    )
+
+
+def test_what_sloth_cannot_say_is_refused(tmp_path: Path) -> None:
+    text = MISS_COST.replace("Occurrences", "Timeslices").replace(
+        "target: 0.95", "target: 0.99\n      timeSliceTarget: 0.95\n      timeSliceWindow: 10m"
+    )
+
+    with pytest.raises(SlothError, match="miss-cost counts time slices, and Sloth's format only events"):
+        specifications([one(tmp_path, text)])

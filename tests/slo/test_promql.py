@@ -1,0 +1,62 @@
+"""The counters that queries name, and lengths of time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo.promql import QueryError, Selector, selector_of
+from slo.window import promql, seconds
+
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True)
+WORDS = {"by", "without", "on", "ignoring", "and", "or", "unless", "bool", "offset", "inf", "nan", "sum", "avg", "min"}
+METRICS = st.from_regex(r"[a-z]{3,8}_total", fullmatch=True)
+MATCHERS = st.tuples(NAMES.filter(lambda name: name not in WORDS and name != "__name__"), st.sampled_from(["=", "!="]),
+                     st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8))  # fmt: skip
+
+
+@given(METRICS, st.lists(MATCHERS, max_size=3, unique_by=lambda matcher: matcher[0]))
+def test_a_selector_is_read_as_it_is_written(metric: str, matchers: list[tuple[str, str, str]]) -> None:
+    selector = Selector(metric, tuple(matchers))
+
+    found = selector_of(f"sum(rate({selector}[5m]))")
+
+    assert found.metric == metric
+    assert set(found.matchers) == set(matchers)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["a_total", "sum(a_total)", "sum(rate(a_total[5m]))", "(sum(increase(a_total[1h])))", '{__name__="a_total"}',
+     "sum(rate(a_total[{{.window}}]))", "sum(rate(a_total[$__rate_interval]))"],
+)  # fmt: skip
+def test_what_a_counter_may_be_wrapped_in(query: str) -> None:
+    assert selector_of(query) == Selector("a_total", ())
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("a_total / b_total", "is more than a counter"),
+        ("sum by (job) (a_total)", "is more than a counter"),
+        ("histogram_quantile(0.9, a_bucket)", "is more than a counter"),
+        ('{job="x"}', "has no metric's name"),
+        ("a_total{", "is no PromQL"),
+    ],
+)
+def test_what_is_no_counter_says_what_to_write(query: str, message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        selector_of(query)
+
+
+@given(st.integers(1, 400 * 86_400))
+def test_a_length_is_written_as_it_is_read(length: int) -> None:
+    assert seconds(promql(length)) == length
+
+
+@pytest.mark.parametrize(
+    ("text", "length"), [("30d", 2_592_000), ("4w", 2_419_200), ("1M", 2_592_000), ("1h30m", 5400)]
+)
+def test_lengths(text: str, length: int) -> None:
+    assert seconds(text) == length
