@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.engine_pages import CAPTURE
-from benchmarks.growth_plot import Line, growth_svg
+from benchmarks.growth_plot import Line, Panel, growth_svg
 from exporters.catalogue import shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.metrics_text import render
@@ -168,8 +168,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         memory = Line("KB a target", [(float(one.samples), one.target_kb) for one in series])
         ledger = Line("ledger KB", [(float(one.tenants), one.ledger_kb) for one in tenants])
         text = Line("page KB", [(float(one.tenants), one.page_kb) for one in tenants])
-        panels = [("by samples of a target", [cpu, memory]), ("by tenants of the fleet", [ledger, text])]
-        options.plot.write_text(growth_svg(panels, "samples, tenants"))
+        by_samples = Panel("one target", "samples taken from its page", [cpu, memory])
+        options.plot.write_text(growth_svg([by_samples, Panel("request ledger", "tenants", [ledger, text])]))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import psutil
 import yaml
 
 from benchmarks.engine_pages import address, serve
-from benchmarks.growth_plot import Line, growth_svg
+from benchmarks.growth_plot import Line, Panel, growth_svg
 from engines.process import free_port
 
 AIM_RATIO = 0.5
@@ -38,7 +38,8 @@ AIM_KB = 100.0
 _SCRAPES_PER_SECOND = 200
 _SHORTEST_SECONDS = 0.25
 _PAGE_EVERY_SECONDS = 15.0
-_READY_SECONDS = 30.0
+_PAGE_TIMEOUT_SECONDS = 120.0
+_READY_SECONDS = 120.0
 
 Command = Callable[[Path, str, float, int], tuple[list[str], str]]
 
@@ -165,10 +166,10 @@ def _pass(seconds: float, page: str) -> None:
     """Let so much time go by, reading the exporter's page now and then."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
+        time.sleep(min(_PAGE_EVERY_SECONDS, left))
         if page:
-            with urllib.request.urlopen(page, timeout=30) as response:
+            with urllib.request.urlopen(page, timeout=_PAGE_TIMEOUT_SECONDS) as response:
                 response.read()
-        time.sleep(max(0.0, min(_PAGE_EVERY_SECONDS, left, until - time.monotonic())))
 
 
 def table(figures: Sequence[Figure]) -> str:
@@ -208,10 +209,9 @@ def plot(figures: Sequence[Figure], file: Path) -> None:
     file.write_text(
         growth_svg(
             [
-                ("CPU ms a scrape", lines(lambda figure: figure.cpu_ms_per_scrape)),
-                ("RSS MB", lines(lambda figure: figure.rss_mb)),
-            ],
-            "targets",
+                Panel("CPU ms a scrape", "targets", lines(lambda figure: figure.cpu_ms_per_scrape)),
+                Panel("RSS MB", "targets", lines(lambda figure: figure.rss_mb)),
+            ]
         )
     )
 

@@ -70,6 +70,7 @@ def _scraped(targets: Sequence[Target], gone: Sequence[HasStore], now_seconds: f
     fleet = derive_fleet(targets)
     yield from _prefix_tokens(targets, fleet)
     yield from _router_families(ever)
+    yield from _router_state(targets)
     yield from _hotspots(fleet)
     yield from _ttft_deltas(fleet)
     yield from kv_event_families(
@@ -162,6 +163,18 @@ def _router_families(targets: Sequence[HasStore]) -> list[Metric]:
     for (kind,), count in counted_by(targets, "isolation_violations", "kind").items():
         violations.add_metric([kind], count)
     return [hit_tokens, ttft, decision, requests, goodput, violations]
+
+
+def _router_state(targets: Sequence[Target]) -> list[Metric]:
+    oldest, untokenized = gauge("router_oldest_in_flight_seconds"), counter("router_untokenized_requests")
+    for target in targets:
+        if target.store is None or target.numbers is None or target.store.system.role != "router":
+            continue
+        _add_known(oldest, [target.name], max(target.store.gauges_of("oldest_in_flight_seconds").values(), default=None))
+        requests = target.store.total("untokenized_requests")
+        if requests is not None:
+            untokenized.add_metric([target.name], requests)
+    return [oldest, untokenized]
 
 
 def _hotspots(fleet: FleetNumbers) -> list[Metric]:

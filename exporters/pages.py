@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from html import escape
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from exporters.exporter import Exporter
 from exporters.fleet_api import fleet_document
+from exporters.live.pages import LivePage
 from exporters.metrics_text import collect, encode
 from exporters.prefixes_api import prefixes_handler
 from exporters.web_config import WebSecurity
@@ -51,13 +51,10 @@ def web_app(exporter: Exporter, reload: Reload, security: WebSecurity | None = N
             return web.Response(status=500, text=f"refused, the old configuration stays in use: {problem}\n")
         return web.Response(text="reloaded\n")
 
-    async def index(_: web.Request) -> web.Response:
-        return web.Response(text=_index_page(exporter), content_type="text/html")
-
+    live = LivePage(exporter)
     app = web.Application(middlewares=[_guard(security)])
     app.add_routes(
         [
-            web.get("/", index),
             web.get("/metrics", metrics),
             web.get("/api/v1/fleet", fleet),
             web.get("/api/v1/prefixes", prefixes_handler(exporter.prefixes)),
@@ -65,8 +62,10 @@ def web_app(exporter: Exporter, reload: Reload, security: WebSecurity | None = N
             web.get("/-/ready", ready),
             web.post("/-/reload", reloaded),
             web.put("/-/reload", reloaded),
+            *live.routes(),
         ]
     )
+    app.cleanup_ctx.append(live.sampling)
     if exporter.spans is not None:
         app.add_routes(exporter.spans.routes())
     return app
@@ -84,7 +83,8 @@ def _guard(security: WebSecurity | None) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        headers = _HEADERS | (security.headers if security else {})
+        configured = security.headers if security else {}
+        headers = _HEADERS | configured
         if security and security.needs_login and not await security.allows(request.headers.get("Authorization")):
             challenge = {"WWW-Authenticate": 'Basic realm="prefixwatch"'}
             return web.Response(status=401, text="Unauthorized\n", headers=headers | challenge)
@@ -94,22 +94,9 @@ def _guard(security: WebSecurity | None) -> Middleware:
             error.headers.update(headers)
             raise
         if not response.prepared:
-            response.headers.update(headers)
+            for name, value in _HEADERS.items():  # a page may have its own, such as how long it may be kept
+                response.headers.setdefault(name, value)
+            response.headers.update(configured)
         return response
 
     return guard
-
-
-def _index_page(exporter: Exporter) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(target.name)}</td><td>{escape(target.system.title if target.system else 'unknown')}</td>"
-        f"<td>{escape('up' if target.up else f'{target.reason}: {target.detail}')}</td></tr>"
-        for target in exporter.targets
-    )
-    return (
-        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>prefixwatch exporter</title></head><body>"
-        "<h1>prefixwatch exporter</h1><ul><li><a href='/metrics'>metrics</a></li>"
-        "<li><a href='/api/v1/fleet'>fleet (JSON)</a></li>"
-        "<li><a href='/api/v1/prefixes'>prefixes (JSON)</a></li><li><a href='/-/ready'>ready</a></li></ul>"
-        f"<table><tr><th>target</th><th>system</th><th>state</th></tr>{rows}</table></body></html>"
-    )

@@ -1,6 +1,7 @@
 """`/api/v1/prefixes`: the prefix tree as JSON, level by level for an icicle chart, or whole in columns.
 
     GET /api/v1/prefixes?depth=3&limit=500&node=ID     nodes at and below one, or from the top
+    GET /api/v1/prefixes?by=flow                       those that most tokens flow through, not that most is cached of
     GET /api/v1/prefixes?format=columns                the whole tree, the largest 50,000 nodes of it
 
 Answers carry an ETag that changes with the tree: a page that polls sends it back as If-None-Match and gets 304.
@@ -16,12 +17,13 @@ import msgspec
 from aiohttp import web
 
 from exporters.prefixes import NO_EVENTS, NOT_YET, PrefixSource, TreeView
-from kvcache.prefix_tree import NO_PARENT, PrefixTree
+from kvcache.prefix_tree import NO_PARENT, Ints, PrefixTree
 
 SCHEMA = 1
 DEFAULT_DEPTH, DEFAULT_LIMIT = 3, 500
 MOST_NODES = 5_000
 MOST_IN_COLUMNS = 50_000
+BY_CACHED, BY_FLOW = "cached", "flow"
 
 NO_TRAFFIC = "KV events tell what is cached, not what is hit: scrape a prefixwatch router, whose request records do"
 
@@ -31,9 +33,15 @@ class UnknownNode(LookupError):
 
 
 def prefixes_document(
-    source: PrefixSource, *, depth: int = DEFAULT_DEPTH, limit: int = DEFAULT_LIMIT, node: str = ""
+    source: PrefixSource,
+    *,
+    depth: int = DEFAULT_DEPTH,
+    limit: int = DEFAULT_LIMIT,
+    node: str = "",
+    by: str = BY_CACHED,
 ) -> dict[str, Any]:
-    """The `limit` largest nodes at most `depth` levels below `node`, parents first; raises UnknownNode.
+    """The `limit` largest nodes at most `depth` levels below `node`, parents first; raises UnknownNode. The largest
+    `by` tokens cached, copies counted, or by tokens that flowed through where that is known.
 
     A node's `children` are all it has, shown or not; what isn't shown is its `cached_tokens_below` without its own and
     its shown children's.
@@ -43,15 +51,28 @@ def prefixes_document(
         return _nothing(source)
     tree = view.tree
     within = NO_PARENT if not node else _node(source, tree, node)
-    shown = tree.largest(limit, within, depth)
+    flow = flow_tokens_below(view)
+    shown = tree.largest(limit, within, depth, by=flow if by == BY_FLOW else None)
     replicas = tree.replicas()
     ids = {k: source.names.id_of(tree, k) for k in shown}
     return _head(source, view) | {
         "node": node or None,
         "depth": depth,
         "limit": limit,
-        "nodes": [_entry(source, view, k, ids) | {"replicas": int(replicas[k])} for k in shown],
+        "nodes": [
+            _entry(source, view, k, ids)
+            | {"replicas": int(replicas[k])}
+            | ({} if flow is None else {"flow_tokens_below": int(flow[k])})
+            for k in shown
+        ],
     }
+
+
+def flow_tokens_below(view: TreeView) -> Ints | None:
+    """By node, the tokens that requests brought through it and all nodes below it; None where traffic isn't known."""
+    if view.traffic is None:
+        return None
+    return view.tree.with_all_below(view.traffic.requests * view.tree.length_tokens)
 
 
 def columns_document(source: PrefixSource) -> dict[str, Any]:
@@ -105,15 +126,17 @@ def prefixes_handler(source: PrefixSource) -> Any:
                 document = await asyncio.to_thread(prefixes_document, source, **asked)
         except UnknownNode as error:
             return _json({"error": str(error)}, status=404)
-        return _json(document, headers={"ETag": etag})
+        answer = _json(document, headers={"ETag": etag})
+        answer.enable_compression()
+        return answer
 
     return prefixes
 
 
 def _asked(query: Mapping[str, str]) -> dict[str, Any]:
-    unknown = sorted(set(query) - {"depth", "limit", "node", "format"})
+    unknown = sorted(set(query) - {"depth", "limit", "node", "format", "by"})
     if unknown:
-        raise ValueError(f"unknown parameter {unknown[0]}: there are depth, limit, node and format")
+        raise ValueError(f"unknown parameter {unknown[0]}: there are depth, limit, node, by and format")
     how = query.get("format", "nodes")
     if how not in ("nodes", "columns"):
         raise ValueError(f"format must be nodes or columns, not {how[:40]}")
@@ -122,7 +145,10 @@ def _asked(query: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError("depth must be a whole number of levels, such as 3")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= MOST_NODES and len(limit) < 6):
         raise ValueError(f"limit must be a number of nodes from 1 to {MOST_NODES}")
-    return {"format": how, "depth": int(depth), "limit": int(limit), "node": query.get("node", "")}
+    by = query.get("by", BY_CACHED)
+    if by not in (BY_CACHED, BY_FLOW):
+        raise ValueError(f"by must be {BY_CACHED} or {BY_FLOW}, not {by[:40]}")
+    return {"format": how, "depth": int(depth), "limit": int(limit), "node": query.get("node", ""), "by": by}
 
 
 def _json(document: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

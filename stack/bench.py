@@ -25,6 +25,7 @@ from engines.process import free_port
 from engines.tiny_model import default_model_dir
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from kvcache.tokenizer import Tokenizer
+from loadgen.fleet_rows import FleetRow
 from loadgen.records import RequestRecord, read_requests
 from loadgen.run_config import RunConfig
 from loadgen.scenario import Scenario
@@ -33,7 +34,7 @@ from slo.document import load_objectives
 from slo.objective import RequestField
 from stack.errors import UsageError
 from stack.fleet import as_workers, start_engines, start_router
-from stack.fleet_log import FleetLog, FleetRow
+from stack.fleet_log import FleetLog
 from stack.load_levels import LevelRun, LevelsRequest, run_levels, write_levels
 from stack.load_process import send_load
 from stack.options import check_policies

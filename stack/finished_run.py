@@ -11,7 +11,9 @@ import pyarrow as pa
 import yaml
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from loadgen.fleet_rows import FleetRow, read_fleet
 from loadgen.records import read_request_table
+from loadgen.run_figures import figures_of_runs
 from loadgen.summary import RunFacts, Summary, read_summary
 from slo.document import load_objectives
 from slo.objective import Objective
@@ -27,6 +29,8 @@ class FinishedRun:
     summary: Summary
     configuration: dict[str, Any]
     objectives: list[Objective]
+    fleet: list[FleetRow]
+    """Empty where the engines weren't watched."""
 
     @property
     def block_size(self) -> int:
@@ -34,16 +38,18 @@ class FinishedRun:
 
     def facts(self) -> RunFacts:
         """What the log doesn't say, as the summary has it."""
-        kept = self.summary
+        kept, scenario = self.summary, self.configuration.get("scenario", {})
         return RunFacts(
             scenario=kept.scenario,
             engine=kept.engine,
             workers=kept.workers,
             policies=list(kept.policies),
             block_size=self.block_size,
-            warm=bool(self.configuration.get("scenario", {}).get("warm")),
+            warm=bool(scenario.get("warm")),
             seeds=kept.seeds,
             versions=kept.versions,
+            requested_in_flight=(scenario.get("arrivals") or {}).get("concurrency"),
+            runs=figures_of_runs(self.configuration.get("runs", []), self.fleet),
             client_reasons=[
                 f"{report['policy']}: {reason}"
                 for report in self.configuration.get("runs", [])
@@ -63,6 +69,7 @@ def read_run(folder: Path, slo: Sequence[str] = ()) -> FinishedRun:
         configuration = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         summary = read_summary(folder / "summary.json")
         log = read_request_table(folder / "requests.parquet")
+        fleet = read_fleet(folder / "fleet.parquet") if (folder / "fleet.parquet").exists() else []
     except OSError as error:
         raise UsageError(
             f"{error.filename}: {error.strerror}: {folder} is not the folder of a finished bench"
@@ -70,4 +77,4 @@ def read_run(folder: Path, slo: Sequence[str] = ()) -> FinishedRun:
     except ValueError as error:  # pydantic's is one, too
         raise UsageError(f"{folder}: {error}") from error
     names = list(slo) or configuration.get("scenario", {}).get("slo") or []
-    return FinishedRun(folder, log, summary, configuration, load_objectives(names))
+    return FinishedRun(folder, log, summary, configuration, load_objectives(names), fleet)

@@ -1,4 +1,8 @@
-"""The workers' signals while a run goes on, read as the exporter reads them: the rows of `fleet.parquet`."""
+"""The workers' signals and KV events while a run goes on, read as the exporter reads them: rows of `fleet.parquet`.
+
+The first reading comes before the first request and the last one after the last answer, so that the engines' counters
+span the run. Each row has the wall clock's time; run.json's `zero_unix_seconds` puts it on the request log's.
+"""
 
 from __future__ import annotations
 
@@ -6,95 +10,70 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from engines.fleet import EngineHandle
 from exporters.catalogue import shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.scrape import Scraper
 from exporters.target import Target
+from kvcache.subscriber import KvEventSubscriber
+from loadgen.fleet_rows import FleetRow
+from stack.kv_event_tally import KvEventTally
 from stack.schedule import Run
 
 _INTERVAL_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class FleetRow:
-    """One worker at one moment. Totals count from the worker's start; a figure it doesn't give is None."""
-
-    unix_s: float
-    policy: str
-    repeat: int
-    worker: str
-    up: bool
-    running: float | None
-    waiting: float | None
-    kv_usage_ratio: float | None
-    prefix_hit_tokens_total: float | None
-    prefix_query_tokens_total: float | None
-
-
-SCHEMA = pa.schema(
-    [
-        ("unix_s", pa.float64()),
-        ("policy", pa.string()),
-        ("repeat", pa.int64()),
-        ("worker", pa.string()),
-        ("up", pa.bool_()),
-        ("running", pa.float64()),
-        ("waiting", pa.float64()),
-        ("kv_usage_ratio", pa.float64()),
-        ("prefix_hit_tokens_total", pa.float64()),
-        ("prefix_query_tokens_total", pa.float64()),
-    ]
-)
-
-
 class FleetLog:
-    """Scrapes the engines once a second until it is left."""
+    """Scrapes the engines once a second, and listens to their KV events, until it is left."""
 
     def __init__(self, engines: Sequence[EngineHandle], run: Run) -> None:
         self.rows: list[FleetRow] = []
         self._run = run
         targets = tuple(TargetConfig(name=engine.name, url=f"{engine.url}/metrics") for engine in engines)
-        self._targets: list[Target] = []
-        if targets:
-            settings = ExporterConfig(targets=targets, interval_seconds=_INTERVAL_SECONDS)
-            catalogue = shipped_catalogue()
-            self._targets = [Target(target, settings, catalogue) for target in targets]
-            self._timeout_seconds, self._limit_bytes = settings.timeout_seconds, settings.limits.body_bytes
+        settings = ExporterConfig(targets=targets, interval_seconds=_INTERVAL_SECONDS)
+        catalogue = shipped_catalogue()
+        self._targets = [Target(target, settings, catalogue) for target in targets]
+        self._timeout_seconds, self._limit_bytes = settings.timeout_seconds, settings.limits.body_bytes
+        self._events = [_Events(engine) for engine in engines]
 
     @classmethod
     @contextlib.asynccontextmanager
     async def following(cls, engines: Sequence[EngineHandle], run: Run) -> AsyncIterator[FleetLog]:
         log = cls(engines, run)
-        task = asyncio.create_task(log._follow()) if log._targets else None
-        try:
+        if not engines:
             yield log
-        finally:
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-
-    async def _follow(self) -> None:
-        scraper = Scraper(self._timeout_seconds, self._limit_bytes)
+            return
+        scraper = Scraper(log._timeout_seconds, log._limit_bytes)
+        listeners = [asyncio.create_task(events.subscriber.run()) for events in log._events]
         try:
-            while True:
-                scrapes = await asyncio.gather(*(scraper.fetch(target.config.url) for target in self._targets))
-                for target, scrape in zip(self._targets, scrapes, strict=True):
-                    target.ingest(scrape, time.monotonic())
-                    self.rows.append(self._row(target))
-                await asyncio.sleep(_INTERVAL_SECONDS)
+            await log._read(scraper)
+            follower = asyncio.create_task(log._follow(scraper))
+            try:
+                yield log
+            finally:
+                await _cancelled(follower)
+            await log._read(scraper)
         finally:
+            for listener in listeners:
+                await _cancelled(listener)
             await scraper.close()
 
-    def _row(self, target: Target) -> FleetRow:
+    async def _follow(self, scraper: Scraper) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_SECONDS)
+            await self._read(scraper)
+
+    async def _read(self, scraper: Scraper) -> None:
+        """One row a worker."""
+        scrapes = await asyncio.gather(*(scraper.fetch(target.config.url) for target in self._targets))
+        for target, scrape, events in zip(self._targets, scrapes, self._events, strict=True):
+            target.ingest(scrape, time.monotonic())
+            self.rows.append(self._row(target, events))
+
+    def _row(self, target: Target, events: _Events) -> FleetRow:
         numbers, store = target.numbers, target.store if target.up else None
+        tally = events.tally if events.heard else None
         return FleetRow(
             unix_s=time.time(),
             policy=self._run.policy,
@@ -106,9 +85,29 @@ class FleetLog:
             kv_usage_ratio=numbers.kv_usage_max_ratio if numbers else None,
             prefix_hit_tokens_total=store.total("prefix_hit_tokens") if store else None,
             prefix_query_tokens_total=store.total("prefix_query_tokens") if store else None,
+            counter_resets=target.store.resets if target.store else 0,
+            kv_blocks_stored_total=tally.stored_blocks if tally else None,
+            kv_blocks_removed_total=tally.removed_blocks if tally else None,
+            kv_cache_clears_total=tally.clears if tally else None,
+            kv_batches_missed_total=tally.missed_batches if tally else None,
         )
 
 
-def write_fleet(path: Path, rows: Sequence[FleetRow]) -> None:
-    """Write `fleet.parquet`."""
-    pq.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA), path)
+class _Events:
+    """One engine's KV events. No replay is asked for: it would bring what happened before the run."""
+
+    def __init__(self, engine: EngineHandle) -> None:
+        self.tally = KvEventTally(engine.name)
+        endpoint = engine.kv_events_endpoint
+        self.subscriber = KvEventSubscriber(engine.name, endpoint, None, self.tally)
+
+    @property
+    def heard(self) -> bool:
+        """Whether the engine publishes events at all."""
+        return self.subscriber.connected or self.tally.counters.batches > 0
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

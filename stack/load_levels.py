@@ -16,7 +16,8 @@ from rich.table import Table
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from loadgen.columns import Columns
-from loadgen.grade import PolicyGrade, grade_policy
+from loadgen.grade import grade_policy
+from loadgen.graded import PolicyGrade
 from loadgen.rate_search import RateSearch, Share
 from loadgen.records import RequestRecord
 from loadgen.scenario import Scenario

@@ -23,7 +23,15 @@ def run_report(folder: Path, slo: Sequence[str], out: Path | None, console: Cons
     write_summary(target / "summary.json", summary)
     write_junit(target / "junit.xml", summary)
     (target / "summary.md").write_text(markdown_summary(summary), encoding="utf-8")
-    write_report(target / "report.html", summary, run.log, run.objectives, run.configuration, block_size=run.block_size)
+    write_report(
+        target / "report.html",
+        summary,
+        run.log,
+        run.objectives,
+        run.configuration,
+        block_size=run.block_size,
+        fleet=run.fleet,
+    )
     console.print(console_table(summary))
     console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)
     console.print(f"Report: {target / 'report.html'}", soft_wrap=True, highlight=False)

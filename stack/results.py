@@ -14,13 +14,14 @@ import yaml
 from rich.console import Console
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
+from loadgen.fleet_rows import FleetRow, put_on_clock, write_fleet
 from loadgen.junit import write_junit
 from loadgen.records import RequestRecord, write_requests
 from loadgen.report import console_table, markdown_summary, write_report
+from loadgen.run_figures import figures_of_runs
 from loadgen.scenario import Scenario
 from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence, write_summary
 from slo.objective import Objective
-from stack.fleet_log import FleetRow, write_fleet
 from stack.schedule import Run
 
 
@@ -43,6 +44,7 @@ class BenchRuns:
 
     def add(self, run: Run, records: list[RequestRecord], report: dict[str, Any], fleet_rows: list[FleetRow]) -> None:
         """`report` is the load generator's run.json."""
+        put_on_clock(fleet_rows, report["zero_unix_seconds"])
         self.records += records
         self.reports.append({"position": run.position, **report})
         self.fleet += fleet_rows
@@ -59,6 +61,7 @@ class BenchRuns:
             seeds=sorted({report["seed"] for report in self.reports}),
             versions=versions(),
             client_reasons=[f"{r['policy']}: {reason}" for r in self.reports for reason in r["reasons"]],
+            runs=figures_of_runs(self.reports, self.fleet),
         )
         return build_summary(self.records, self.objectives, facts, seed=self.seed)
 
@@ -76,7 +79,13 @@ def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict
         yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), encoding="utf-8"
     )
     write_report(
-        folder / "report.html", summary, runs.records, runs.objectives, configuration, block_size=runs.block_size
+        folder / "report.html",
+        summary,
+        runs.records,
+        runs.objectives,
+        configuration,
+        block_size=runs.block_size,
+        fleet=runs.fleet,
     )
     console.print(console_table(summary))
     console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)

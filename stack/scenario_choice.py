@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadgen.planner import recording_of
+from loadgen.run_figures import closed_loop_note
 from loadgen.scenario import Scenario, load_scenario
 from stack.errors import UsageError
 
@@ -34,7 +35,7 @@ def chosen_scenario(
     if trace is not None:
         scenario = _replaying(scenario, trace)
     if duration_seconds is not None:
-        scenario = scenario.model_copy(update={"duration_seconds": duration_seconds})
+        scenario = _of_length(scenario, duration_seconds)
     if scenario.replay is not None:
         recording_of(scenario)  # told here, rather than by the process that will send it
     return scenario
@@ -43,10 +44,9 @@ def chosen_scenario(
 def scenario_notes(scenario: Scenario) -> Iterator[str]:
     """What a reader of the results should know of how the traffic is made."""
     if scenario.arrivals is not None and scenario.arrivals.closed:
-        yield (
-            f"Closed loop of {scenario.arrivals.concurrency} users: a server that stalls is sent less meanwhile, so "
-            f"latencies look better than users would find them."
-        )
+        assert scenario.arrivals.concurrency is not None
+        note = closed_loop_note(scenario.arrivals.concurrency)
+        yield f"{note[0].upper()}{note[1:]}."
     if scenario.replay is not None:
         recording = recording_of(scenario)
         until_s = scenario.duration_seconds * scenario.replay.speed
@@ -57,6 +57,16 @@ def scenario_notes(scenario: Scenario) -> Iterator[str]:
             f"the first {scenario.duration_seconds:g} s (--duration) at {scenario.replay.speed:g} times the recorded "
             f"speed (--speed); answers of earlier turns {answers}."
         )
+
+
+def _of_length(scenario: Scenario, duration_seconds: float) -> Scenario:
+    trimmed = scenario.warm_up_seconds + scenario.cool_down_seconds
+    if trimmed >= duration_seconds:
+        raise UsageError(
+            f"--duration {duration_seconds:g}: the scenario's warm-up and cool-down take {trimmed:g} s of it and leave "
+            f"nothing to measure: make it longer"
+        )
+    return scenario.model_copy(update={"duration_seconds": duration_seconds})
 
 
 def _replaying(scenario: Scenario, trace: TraceOptions) -> Scenario:

@@ -14,6 +14,7 @@ from engines.model import EngineConfig
 from engines.step_time import DEFAULT_PROFILE, StepTimeError, profile
 from loadgen.plan import Trimming
 from loadgen.report import console_table
+from loadgen.run_figures import RunFigures
 from loadgen.scenario import Scenario, load_scenario
 from loadgen.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence
 from router.policies import POLICIES
@@ -149,7 +150,15 @@ def _of_scenario(source: str, options: SimulateOptions) -> Summary:
         results += [fleet.serve(requests, policy, repeat) for policy in options.policies]
     objectives = load_objectives(scenario.slo)
     block_size = fleet.engine.block_size
-    return _graded(scenario.name, fleet.workers, results, objectives, options, block_size=block_size)
+    return _graded(
+        scenario.name,
+        fleet.workers,
+        results,
+        objectives,
+        options,
+        block_size=block_size,
+        concurrency=fleet.concurrency,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +250,7 @@ def _graded(
     options: SimulateOptions,
     *,
     block_size: int,
+    concurrency: int | None = None,
 ) -> Summary:
     prefill = options.prefill_workers
     facts = RunFacts(
@@ -251,9 +261,17 @@ def _graded(
         block_size=block_size,
         seeds=[options.seed],
         versions=versions(),
+        requested_in_flight=concurrency,
+        runs=[_run_figures(result, concurrency) for result in results],
     )
     records = [record for result in results for record in result.records]
     return build_summary(records, objectives, facts, seed=options.seed)
+
+
+def _run_figures(result: SimulationResult, concurrency: int | None) -> RunFigures:
+    repeat = result.records[0].repeat if result.records else 0
+    loop: Literal["open", "closed"] = "open" if concurrency is None else "closed"
+    return RunFigures(policy=result.policy, repeat=repeat, loop=loop, concurrency=concurrency)
 
 
 def _check(options: SimulateOptions) -> None:

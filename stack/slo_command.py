@@ -19,7 +19,8 @@ from alerts.kubernetes import prometheus_rule
 from alerts.rule import RuleFile, dump
 from alerts.settings import RuleSettings
 from loadgen.columns import Columns
-from loadgen.grade import ObjectiveGrade, grade_objective
+from loadgen.grade import grade_objective
+from loadgen.graded import ObjectiveGrade
 from loadgen.records import read_request_table
 from slo.definitions import load_slos
 from slo.document import load_objectives

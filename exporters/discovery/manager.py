@@ -124,6 +124,9 @@ class Discovery:
             found = await lookup.provider.fetch()
         except DiscoveryError as error:
             problem = str(error)
+        except Exception as error:  # a mistake of ours about one answer must not end all further looks
+            _log.exception("discovery ended by a fault of the exporter", extra={"discovery": lookup.discovery})
+            problem = f"{lookup.discovery}: {type(error).__name__}; the exporter's log has more"
         else:
             lookup.found = found.targets
             problem = "; ".join(found.problems)

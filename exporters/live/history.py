@@ -6,7 +6,7 @@ Samples are taken every few seconds whether or not somebody looks, so the page h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from exporters.histogram import Histogram
 from exporters.target import Target
 from kvcache.cache_class import HIT, MISS
 
-SAMPLES = 360
+POINTS = 360
 EVERY_SECONDS = 5.0
 WINDOW_SECONDS = 60.0
 
@@ -28,7 +28,7 @@ Families = Mapping[str, Metric]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment. None is unknown; counts are since the exporter's start."""
+    """One moment; None is unknown, and counts are since the exporter's start."""
 
     unix_seconds: float
     monotonic_seconds: float
@@ -41,6 +41,54 @@ class Sample:
     requests: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one moment and the minute before it say; None is unknown."""
+
+    unix_seconds: float
+    hit_ratio: float | None
+    load_max: float | None
+    load_mean: float | None
+    load_min: float | None
+    ttft_hit_p50_seconds: float | None
+    ttft_miss_p50_seconds: float | None
+    good_requests: float | None
+    requests: float | None
+    seconds: float
+    """That the requests ended in."""
+
+    @property
+    def goodput_ratio(self) -> float | None:
+        return self.good_requests / self.requests if self.requests and self.good_requests is not None else None
+
+
+class History:
+    """Points of the last half hour, and the samples of the last minute that the next point is taken from."""
+
+    def __init__(self, points: int = POINTS) -> None:
+        self._points: deque[Point] = deque(maxlen=points)
+        self._minute: deque[Sample] = deque()
+
+    @property
+    def newest(self) -> Point | None:
+        return self._points[-1] if self._points else None
+
+    def add(self, sample: Sample) -> None:
+        """Samples come in the order of their times."""
+        self._minute.append(sample)
+        while len(self._minute) > 1 and self._minute[1].monotonic_seconds <= sample.monotonic_seconds - WINDOW_SECONDS:
+            self._minute.popleft()
+        self._points.append(_point(sample, self._minute[0]))
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Columns of equal length, oldest first; null is unknown."""
+        names = ("hit_ratio", "load_max", "load_mean", "load_min", "ttft_hit_p50_seconds", "ttft_miss_p50_seconds")
+        return {
+            "unix_seconds": [round(point.unix_seconds, 1) for point in self._points],
+            **{name: [getattr(point, name) for point in self._points] for name in (*names, "goodput_ratio")},
+        }
+
+
 def by_name(families: Iterable[Metric]) -> Families:
     return {family.name.removeprefix(NAMESPACE): family for family in families}
 
@@ -48,17 +96,8 @@ def by_name(families: Iterable[Metric]) -> Families:
 def total(families: Families, name: str) -> float | None:
     """The sum over a family's series; None without any. A counter's creation times are no part of it."""
     family = families.get(name)
-    values = [s.value for s in family.samples if not s.name.endswith("_created")] if family else []
+    values = [sample.value for sample in family.samples if not sample.name.endswith("_created")] if family else []
     return sum(values) if values else None
-
-
-def histograms(family: Metric, label: str) -> dict[str, Histogram]:
-    """A histogram family's series by the value of one label."""
-    counts: dict[str, dict[float, float]] = {}
-    for sample in family.samples:
-        if sample.name.endswith("_bucket"):
-            counts.setdefault(sample.labels[label], {})[float(sample.labels["le"])] = sample.value
-    return {value: Histogram(tuple(sorted(by)), tuple(by[bound] for bound in sorted(by))) for value, by in counts.items()}
 
 
 def take_sample(
@@ -67,7 +106,7 @@ def take_sample(
     """What the charts need of this moment."""
     loads = list(fleet.loads.values())
     if told := families.get("ttft_seconds"):
-        ttft = histograms(told, "cache")
+        ttft = _histograms(told, "cache")
     else:
         ttft = {cache: merged.histogram for cache, merged in merged_by(targets, "ttft_by_cache", "cache").items()}
     return Sample(
@@ -81,77 +120,42 @@ def take_sample(
     )
 
 
-class History:
-    """Samples of the last half hour, and what lies between them."""
-
-    def __init__(self, samples: int = SAMPLES) -> None:
-        self._samples: deque[Sample] = deque(maxlen=samples)
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def add(self, sample: Sample) -> None:
-        self._samples.append(sample)
-
-    def ttft_quantile(self, cache: str, q: float, sample: Sample | None = None) -> float | None:
-        """Of the first tokens in the last minute; None where there were fewer than 20, or it isn't known."""
-        newest, oldest = self._ends(sample)
-        if newest is None or oldest is None or cache not in newest.ttft:
-            return None
-        grown = _grown(newest.ttft[cache], oldest.ttft.get(cache))
-        return grown.quantile(q) if grown is not None and grown.count >= MIN_OBSERVATIONS else None
-
-    def goodput(self, sample: Sample | None = None) -> tuple[float, float, float] | None:
-        """Good requests, requests, and the seconds they ended in, of the last minute."""
-        newest, oldest = self._ends(sample)
-        if newest is None or oldest is None:
-            return None
-        known = (newest.goodput_requests, oldest.goodput_requests, newest.requests, oldest.requests)
-        if None in known or newest is oldest:
-            return None
-        good, all_of_them = newest.goodput_requests - oldest.goodput_requests, newest.requests - oldest.requests  # type: ignore[operator]  # None was ruled out above
-        if all_of_them <= 0 or good < 0:
-            return None
-        return good, all_of_them, newest.monotonic_seconds - oldest.monotonic_seconds
-
-    def columns(self) -> dict[str, list[Any]]:
-        """Columns of equal length, oldest first; null is unknown."""
-        load = [sample.loads or (None, None, None) for sample in self._samples]
-        goodput = self._each(self.goodput)
-        return {
-            "unix_seconds": [round(sample.unix_seconds, 1) for sample in self._samples],
-            "hit_ratio": [sample.hit_ratio for sample in self._samples],
-            "load_max": [most for most, _, _ in load],
-            "load_mean": [mean for _, mean, _ in load],
-            "load_min": [least for _, _, least in load],
-            "ttft_hit_p50": self._each(lambda sample: self.ttft_quantile(HIT, 0.5, sample)),
-            "ttft_miss_p50": self._each(lambda sample: self.ttft_quantile(MISS, 0.5, sample)),
-            "goodput_ratio": [None if found is None else found[0] / found[1] for found in goodput],
-        }
-
-    def _each(self, of: Callable[[Sample], Any]) -> list[Any]:
-        return [of(sample) for sample in self._samples]
-
-    def _ends(self, newest: Sample | None) -> tuple[Sample | None, Sample | None]:
-        """A sample, the newest if none is given, and the last that is a minute older; else the oldest there is."""
-        if newest is None:
-            newest = self._samples[-1] if self._samples else None
-        if newest is None:
-            return None, None
-        oldest = None
-        for sample in self._samples:
-            if oldest is None or sample.monotonic_seconds <= newest.monotonic_seconds - WINDOW_SECONDS:
-                oldest = sample
-            else:
-                break
-        return newest, oldest
+def _histograms(family: Metric, label: str) -> dict[str, Histogram]:
+    """A histogram family's series by the value of one label."""
+    found: dict[str, dict[float, float]] = {}
+    for sample in family.samples:
+        if sample.name.endswith("_bucket"):
+            found.setdefault(sample.labels[label], {})[float(sample.labels["le"])] = sample.value
+    return {value: Histogram(tuple(sorted(by)), tuple(by[le] for le in sorted(by))) for value, by in found.items()}
 
 
-def _grown(newest: Histogram, oldest: Histogram | None) -> Histogram | None:
-    """What came in between; None when it began again, or its buckets changed."""
-    if oldest is None:
-        return newest
-    if oldest.bounds != newest.bounds:
+def _point(newest: Sample, oldest: Sample) -> Point:
+    most, mean, least = newest.loads or (None, None, None)
+    requests, good = _grown(newest.requests, oldest.requests), _grown(newest.goodput_requests, oldest.goodput_requests)
+    return Point(
+        newest.unix_seconds,
+        newest.hit_ratio,
+        load_max=most,
+        load_mean=mean,
+        load_min=least,
+        ttft_hit_p50_seconds=_median(newest.ttft.get(HIT), oldest.ttft.get(HIT)),
+        ttft_miss_p50_seconds=_median(newest.ttft.get(MISS), oldest.ttft.get(MISS)),
+        good_requests=good,
+        requests=requests,
+        seconds=newest.monotonic_seconds - oldest.monotonic_seconds,
+    )
+
+
+def _grown(newest: float | None, oldest: float | None) -> float | None:
+    """None when it isn't known, or began again."""
+    return None if newest is None or oldest is None or newest < oldest else newest - oldest
+
+
+def _median(newest: Histogram | None, oldest: Histogram | None) -> float | None:
+    """Of what came in between; None when that was little, or the histogram began again."""
+    if newest is None or (oldest is not None and oldest.bounds != newest.bounds):
         return None
-    counts = tuple(new - old for new, old in zip(newest.counts, oldest.counts, strict=True))
-    return None if min(counts, default=0.0) < 0 else Histogram(newest.bounds, counts)
+    before = oldest.counts if oldest is not None else (0.0,) * len(newest.counts)
+    counts = tuple(new - old for new, old in zip(newest.counts, before, strict=True))
+    enough = min(counts, default=0.0) >= 0 and counts and counts[-1] >= MIN_OBSERVATIONS
+    return Histogram(newest.bounds, counts).quantile(0.5) if enough else None

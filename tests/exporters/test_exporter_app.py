@@ -77,7 +77,7 @@ async def test_health_readiness_and_the_index(exporter: Exporter) -> None:
     assert (await get(exporter, "/-/ready"))[0] == 200
     _, content_type, page = await get(exporter, "/")
     assert content_type.startswith("text/html")
-    assert "href='/metrics'" in page
+    assert 'href="/metrics"' in page
 
 
 async def test_not_ready_before_every_target_was_scraped(serve_pages: ServePages) -> None:

@@ -25,7 +25,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, 
 
 INTERVAL_SECONDS = 0.1
 TIMEOUT_SECONDS = 0.4
-LIMITS = Limits(body_bytes=4_000_000, samples=2_000, lines=150_000)
+LIMITS = Limits(body_bytes=5_000_000, samples=2_000, lines=150_000)
 GROWTH_PER_SCRAPE = 40
 
 
@@ -140,7 +140,7 @@ FAULTS: dict[str, tuple[Answer, str]] = {
     "100 MB, announced": (sends(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n"), "too_large"),
     "redirects to itself": (redirects, "redirects"),
     "many samples": (sends(whole(many_samples())), "too_many_samples"),
-    "many lines": (sends(whole(b"a 1\n" * 900_000)), "too_many_lines"),
+    "a million samples": (sends(whole(b"a 1\n" * 1_000_000)), "too_many_lines"),
     "another program": (sends(whole(b"go_goroutines 7\n")), "unknown_system"),
     "NUL bytes": (sends(whole(b"\0" * 100_000)), "not_metrics"),
 }
