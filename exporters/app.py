@@ -18,10 +18,10 @@ from documents import DocumentError
 from exporters.config import ExporterConfig, split_listen
 from exporters.errors import ExporterError
 from exporters.exporter import Exporter
+from exporters.http.redact import shown_url
+from exporters.http.web_config import WebSecurity
 from exporters.metrics_text import render
 from exporters.pages import web_app
-from exporters.redact import shown_url
-from exporters.web_config import WebSecurity
 
 _log = logging.getLogger("prefixwatch.exporter")
 

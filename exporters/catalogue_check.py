@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporters.catalogue import Catalogue, Family, Signal, Source, System
-from exporters.exposition import ExpositionReader, Reading, metric_names
-from exporters.signals import SignalStore
+from exporters.scraping.exposition import ExpositionReader, Reading, metric_names
+from exporters.scraping.signals import SignalStore
 
 _TYPE = re.compile(rb"^# TYPE ([a-zA-Z_:][a-zA-Z0-9_:]*) ([a-z]+)", re.M)
 _OF_THE_PROCESS = ("process_", "python_", "go_", "promhttp_", "jvm_", "nodejs_", "target_info")

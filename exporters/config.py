@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
-from exporters.client_config import ClientConfig, Duration, Strict
+from exporters.caches.prefix_names import NamedPrefix
 from exporters.discovery.config import ScrapeConfig
 from exporters.errors import ExporterError
+from exporters.http.client_config import ClientConfig, Duration, Strict
 from exporters.logs import LogFormat, LogLevel
-from exporters.otlp_config import OtlpConfig
-from exporters.prefix_names import NamedPrefix
-from exporters.probe_config import ProbeConfig
-from exporters.request_settings import Pricing, RequestSettings
+from exporters.probes.config import ProbeConfig
+from exporters.requests.settings import Pricing, RequestSettings
+from exporters.spans.config import OtlpConfig
 
 Settings = TypeVar("Settings", bound="ExporterSettings")
 

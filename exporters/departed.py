@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporters.signals import SignalStore
+from exporters.scraping.signals import SignalStore
 
 _MOST_KINDS = 100
 

@@ -13,8 +13,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from exporters.families import counter, gauge, histogram
 from exporters.fleet import HasStore, merged_over, stores
 from exporters.histogram_text import add_histogram
-from exporters.signals import SignalStore
-from exporters.target import Target
+from exporters.scraping.signals import SignalStore
+from exporters.scraping.target import Target
 
 _UNKNOWN = "unknown"
 

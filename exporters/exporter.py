@@ -7,26 +7,26 @@ import logging
 import time
 from collections.abc import Iterable
 
-from exporters.cache_source import CacheSource
+from exporters.caches.kv_events import KvEventWatcher
+from exporters.caches.prefixes import PrefixSource
+from exporters.caches.source import CacheSource
 from exporters.catalogue import Catalogue, load_catalogue
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.departed import Departed
 from exporters.discovery.manager import Discovery
 from exporters.errors import ExporterError
-from exporters.http_client import Credentials
-from exporters.kv_events import KvEventWatcher
-from exporters.otlp_receiver import OtlpReceiver
-from exporters.prefill_baseline import PrefillBaseline
-from exporters.prefixes import PrefixSource
-from exporters.prober import Prober
-from exporters.redact import shown_url
-from exporters.request_ledger import RequestLedger
-from exporters.router_records import RouterRecords, is_router
-from exporters.scrape import Scrape, Scraper
+from exporters.http.client import Credentials
+from exporters.http.redact import shown_url
+from exporters.probes.prefill_baseline import PrefillBaseline
+from exporters.probes.prober import Prober
+from exporters.requests.ledger import RequestLedger
+from exporters.requests.router_records import RouterRecords, is_router
+from exporters.requests.sessions import Place
+from exporters.scraping.scrape import Scrape, Scraper
+from exporters.scraping.target import Target
 from exporters.service import ServiceSource
-from exporters.sessions import Place
 from exporters.source import Source
-from exporters.target import Target
+from exporters.spans.receiver import OtlpReceiver
 from slo.document import load_request_objectives, shipped_names
 
 _log = logging.getLogger("prefixwatch.exporter")

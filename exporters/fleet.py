@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Protocol
 
 from exporters.families import MIN_OBSERVATIONS
-from exporters.histogram import Histogram, Merged, merge
-from exporters.quality import impossible_ratio
-from exporters.signals import SignalStore
-from exporters.target import Target
+from exporters.scraping.histogram import Histogram, Merged, merge
+from exporters.scraping.quality import impossible_ratio
+from exporters.scraping.signals import SignalStore
+from exporters.scraping.target import Target
 
 OVERLOAD_FACTOR = 1.5
 """A worker is overloaded when its load exceeds this many times the fleet's mean."""

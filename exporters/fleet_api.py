@@ -8,10 +8,10 @@ from typing import Any
 
 from exporters.families import NAMESPACE
 from exporters.fleet import FAMILY_OF, derive_fleet
-from exporters.redact import shown_url
-from exporters.signals import SignalStore
+from exporters.http.redact import shown_url
+from exporters.scraping.signals import SignalStore
+from exporters.scraping.target import Target
 from exporters.source import Source
-from exporters.target import Target
 
 
 def fleet_document(targets: Sequence[Target], now_seconds: float, sources: Sequence[Source] = ()) -> dict[str, Any]:

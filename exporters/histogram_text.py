@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client.core import HistogramMetricFamily
 
-from exporters.histogram import Histogram
+from exporters.scraping.histogram import Histogram
 
 
 def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:

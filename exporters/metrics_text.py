@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from exporters.caches.kv_text import kv_event_families
 from exporters.engine_text import engine_families
 from exporters.families import counter, gauge, histogram
 from exporters.fleet import (
@@ -27,10 +28,9 @@ from exporters.fleet import (
     merged_by,
 )
 from exporters.histogram_text import add_histogram
-from exporters.kv_text import kv_event_families
-from exporters.quality import missing_signals
+from exporters.scraping.quality import missing_signals
+from exporters.scraping.target import Target
 from exporters.source import Source
-from exporters.target import Target
 
 _UNKNOWN = "unknown"
 
@@ -170,7 +170,9 @@ def _router_state(targets: Sequence[Target]) -> list[Metric]:
     for target in targets:
         if target.store is None or target.numbers is None or target.store.system.role != "router":
             continue
-        _add_known(oldest, [target.name], max(target.store.gauges_of("oldest_in_flight_seconds").values(), default=None))
+        _add_known(
+            oldest, [target.name], max(target.store.gauges_of("oldest_in_flight_seconds").values(), default=None)
+        )
         requests = target.store.total("untokenized_requests")
         if requests is not None:
             untokenized.add_metric([target.name], requests)

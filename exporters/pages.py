@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from exporters.caches.prefixes_api import prefixes_handler
 from exporters.exporter import Exporter
 from exporters.fleet_api import fleet_document
+from exporters.http.web_config import WebSecurity
 from exporters.live.pages import LivePage
 from exporters.metrics_text import collect, encode
-from exporters.prefixes_api import prefixes_handler
-from exporters.web_config import WebSecurity
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Reload = Callable[[], Awaitable[str]]

@@ -82,15 +82,19 @@ class PrefixTree:
         """Workers that hold blocks of each node itself."""
         return np.bincount(self.held_node, minlength=len(self))
 
-    def largest(self, most: int, within: int = NO_PARENT, levels: int | None = None) -> list[int]:
+    def largest(
+        self, most: int, within: int = NO_PARENT, levels: int | None = None, by: Ints | None = None
+    ) -> list[int]:
         """The nodes with most copied tokens below, at most so many; parents always come with, and before, children.
 
-        Only those at and below the node `within`, and no more than so many `levels` below it.
+        Only those at and below the node `within`, and no more than so many `levels` below it. `by` is another measure
+        that no child has more of than its parent.
         """
         chosen = np.arange(len(self)) if within == NO_PARENT else self._subtree(within)
         if levels is not None:
             chosen = chosen[self.level[chosen] <= levels + (0 if within == NO_PARENT else self.level[within])]
-        order = np.argsort(-self.copied_tokens_below[chosen], kind="stable")[:most]
+        measure = self.copied_tokens_below if by is None else by
+        order = np.argsort(-measure[chosen], kind="stable")[:most]
         return [int(node) for node in chosen[order]]
 
     def _subtree(self, node: int) -> Ints:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 
 from documents import DocumentError, load
 from exporters.config import ExporterConfig, ExporterSettings, TargetConfig, split_listen, validated
-from exporters.request_settings import Pricing
+from exporters.requests.settings import Pricing
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from router.config import (
     CacheViewConfig,

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.config import PolicyConfig
 from stack.drill_stack import DrillSettings, DrillStack
 from stack.drill_traffic import Traffic
 
@@ -101,7 +102,7 @@ FAULTS: Mapping[str, Fault] = {
         "hot_prefix",
         frozenset({"WorkerHotspot"}),
         _FELT | frozenset({"WorkerKvSkew", "PrefillWaitLong"}),
-        settings=DrillSettings(policy="kvaware"),
+        settings=DrillSettings(policy=PolicyConfig(name="kvaware")),
         traffic=Traffic(tenants=("acme",)),
         inject=_heat,
     ),
@@ -212,7 +213,7 @@ FAULTS: Mapping[str, Fault] = {
         frozenset({"StickySessionCollisions"}),
         _FELT
         | frozenset({"AffinityAdmissionLow", "SessionMigrationsHigh", "SessionPrefixHitRateLow", "PrefixHitRateLow"}),
-        settings=DrillSettings(policy="round_robin"),
+        settings=DrillSettings(policy=PolicyConfig(name="round_robin")),
     ),
     "refusals": Fault(
         "one engine turns every request away",

@@ -23,6 +23,7 @@ from aiohttp import web
 from engines.process import ManagedProcess, free_ports
 from engines.simulated_config import SimulatedEngineConfig
 from engines.tiny_model import default_model_dir
+from router.config import PolicyConfig
 from stack.errors import UsageError
 from stack.fault_proxy import EventFaults, HttpFaults, event_relay, http_proxy
 
@@ -43,7 +44,8 @@ class DrillSettings:
     """Settings of the first engine alone."""
     engine_template_prefix: str = ""
     """What the engines' chat template puts in front of a conversation and the router's doesn't."""
-    policy: str = "affinity"
+    policy: PolicyConfig = PolicyConfig(name="affinity", options={"patience_ratio": 0.25})
+    """By default sessions stay at home through the short queues of a small machine."""
     cache_view: str = "events"
     salted_tenants: Sequence[str] = ("acme", "globex", "initech")
     router_hears_events: bool = True
@@ -228,7 +230,7 @@ def _router_config(settings: DrillSettings, engines: Sequence[EngineParts], addr
         "router": {
             "host": host,
             "port": int(port),
-            "policy": {"name": settings.policy},
+            "policy": settings.policy.model_dump(),
             "cache_view": {"source": settings.cache_view},
         },
     }

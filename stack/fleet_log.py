@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from engines.fleet import EngineHandle
 from exporters.catalogue import shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
-from exporters.scrape import Scraper
-from exporters.target import Target
+from exporters.scraping.scrape import Scraper
+from exporters.scraping.target import Target
 from kvcache.subscriber import KvEventSubscriber
 from loadgen.fleet_rows import FleetRow
 from stack.kv_event_tally import KvEventTally

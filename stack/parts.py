@@ -19,7 +19,7 @@ import exporters.config
 import exporters.logs
 import router.app
 from exporters.config import ExporterConfig, config_from_flags
-from exporters.web_config import WebSecurity
+from exporters.http.web_config import WebSecurity
 from stack.config import load_config
 from stack.errors import UsageError
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from exporters.client_config import ClientConfig, Duration, Strict
 from exporters.discovery.relabel import RelabelRule
+from exporters.http.client_config import ClientConfig, Duration, Strict
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 

@@ -13,7 +13,7 @@ import yaml
 from exporters.discovery.config import FileSdConfig
 from exporters.discovery.provider import DiscoveryError, Found, label_sets
 from exporters.discovery.relabel import Labels
-from exporters.http_client import Stamp, stamp
+from exporters.http.client import Stamp, stamp
 
 
 class FileDiscovery:

@@ -7,8 +7,8 @@ import json
 
 from exporters.discovery.config import HttpSdConfig
 from exporters.discovery.provider import DiscoveryError, Found, label_sets
-from exporters.redact import shown_url
-from exporters.scrape import ScrapeFault, Scraper
+from exporters.http.redact import shown_url
+from exporters.scraping.scrape import ScrapeFault, Scraper
 
 
 class HttpDiscovery:

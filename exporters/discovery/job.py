@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
-from exporters.client_config import ClientConfig
 from exporters.config import TargetConfig
 from exporters.discovery.config import DnsSdConfig, FileSdConfig, HttpSdConfig, KubernetesSdConfig, ScrapeConfig
 from exporters.discovery.dns import DnsDiscovery
@@ -15,8 +14,9 @@ from exporters.discovery.http import HttpDiscovery
 from exporters.discovery.provider import Provider
 from exporters.discovery.relabel import Labels, relabel
 from exporters.errors import ExporterError
-from exporters.redact import shown_url
-from exporters.scrape import Scraper
+from exporters.http.client_config import ClientConfig
+from exporters.http.redact import shown_url
+from exporters.scraping.scrape import Scraper
 
 SdConfig = FileSdConfig | HttpSdConfig | DnsSdConfig | KubernetesSdConfig
 

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from exporters.client_config import Strict
 from exporters.config import TargetConfig
 from exporters.discovery.config import ScrapeConfig
 from exporters.discovery.job import provider_for, sd_configs, static_targets, target_configs
 from exporters.discovery.provider import DiscoveryError, Provider
 from exporters.discovery.relabel import Labels
-from exporters.scrape import Scraper
+from exporters.http.client_config import Strict
+from exporters.scraping.scrape import Scraper
 
 _log = logging.getLogger("prefixwatch.discovery")
 

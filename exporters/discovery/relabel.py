@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from exporters.client_config import Strict
+from exporters.http.client_config import Strict
 
 Labels = dict[str, str]
 

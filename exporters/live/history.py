@@ -14,8 +14,8 @@ from prometheus_client.core import Metric
 
 from exporters.families import MIN_OBSERVATIONS, NAMESPACE
 from exporters.fleet import FleetNumbers, merged_by
-from exporters.histogram import Histogram
-from exporters.target import Target
+from exporters.scraping.histogram import Histogram
+from exporters.scraping.target import Target
 from kvcache.cache_class import HIT, MISS
 
 POINTS = 360

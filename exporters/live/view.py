@@ -11,11 +11,11 @@ from typing import Any
 
 from exporters.families import NAMESPACE
 from exporters.fleet import FAMILY_OF, OVERLOAD_FACTOR, FleetNumbers
+from exporters.http.redact import shown_url
 from exporters.live.flag_words import flag_words
 from exporters.live.history import Families, Point, total
 from exporters.live.wording import UNKNOWN, count, percent, seconds, share
-from exporters.redact import shown_url
-from exporters.target import Target
+from exporters.scraping.target import Target
 from slo.objective import Objective
 
 GOOD, BAD, DOUBTFUL, NEUTRAL = "good", "bad", "doubtful", "neutral"

@@ -11,10 +11,10 @@ from aiohttp import web
 
 from exporters.catalogue import shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
-from exporters.exposition import ExpositionReader
-from exporters.scrape import Scrape
-from exporters.signals import SignalStore
-from exporters.target import Target
+from exporters.scraping.exposition import ExpositionReader
+from exporters.scraping.scrape import Scrape
+from exporters.scraping.signals import SignalStore
+from exporters.scraping.target import Target
 
 Feed = Callable[..., SignalStore]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 from aiohttp import web
 
+from exporters.caches.prefix_names import NamedPrefix
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.exporter import Exporter
 from exporters.pages import web_app
-from exporters.prefix_names import NamedPrefix
-from exporters.request_ledger import ROUTER
-from exporters.scrape import Scrape
+from exporters.requests.ledger import ROUTER
+from exporters.scraping.scrape import Scrape
 from kvcache.block_table import Runs, WorkerBlocks
 from kvcache.blocks import as_tokens, block_hashes, content_hashes
 from kvcache.request_record import RequestRecord

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from exporters.request_ledger import ROUTER, RequestLedger
-from exporters.request_settings import RequestSettings
-from exporters.sessions import Place
+from exporters.requests.ledger import ROUTER, RequestLedger
+from exporters.requests.sessions import Place
+from exporters.requests.settings import RequestSettings
 from kvcache.request_record import RequestRecord
 from slo.document import load_objectives
 

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.cache_source import CacheSource
-from exporters.cache_value import break_even_tokens, effective_cache_value_tokens, warm_pool_utilization_ratio
-from exporters.histogram import Histogram
-from exporters.in_flight import in_flight_leaks, least_excess, router_in_flight
-from exporters.kv_events import KvEventCounts
-from exporters.locality import Locality, spatial_ratio
+from exporters.caches.in_flight import in_flight_leaks, least_excess, router_in_flight
+from exporters.caches.kv_events import KvEventCounts
+from exporters.caches.prefixes import PrefixSource, TreeView
+from exporters.caches.source import CacheSource
+from exporters.caches.value import break_even_tokens, effective_cache_value_tokens, warm_pool_utilization_ratio
+from exporters.caches.worker_targets import WorkerTargets
 from exporters.metrics_text import render
-from exporters.prefill_baseline import Line, PrefillBaseline
-from exporters.prefixes import PrefixSource, TreeView
-from exporters.seen_request import SeenRequest
-from exporters.sessions import Place
-from exporters.target import Target
-from exporters.worker_targets import WorkerTargets
+from exporters.probes.prefill_baseline import Line, PrefillBaseline
+from exporters.requests.locality import Locality, spatial_ratio
+from exporters.requests.seen import SeenRequest
+from exporters.requests.sessions import Place
+from exporters.scraping.histogram import Histogram
+from exporters.scraping.target import Target
 from kvcache.block_table import BlockTable, Runs
 from kvcache.prefix_tree import PrefixTree, prefix_tree
 from kvcache.request_record import RequestRecord
@@ -215,7 +215,7 @@ class Events:
 
 def cache_source(targets: list[Target], ratios: Mapping[str, float] | None = None) -> CacheSource:
     prefixes = PrefixSource()
-    prefixes.view = TreeView(table_of(1), {}, {}, {}, 0.2, 0.0, 0.0)
+    prefixes.view = TreeView(table_of(1), {}, {}, {}, 0.2, None, 0.0, 0.0)
     return CacheSource(lambda: targets, prefixes, lambda _: ratios or {}, PrefillBaseline(), interval_seconds=5.0)
 
 

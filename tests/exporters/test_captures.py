@@ -12,9 +12,9 @@ import yaml
 
 from exporters.catalogue import shipped_catalogue
 from exporters.catalogue_check import check
-from exporters.derive import derive_target
-from exporters.exposition import metric_names
-from exporters.signals import SignalStore
+from exporters.scraping.derive import derive_target
+from exporters.scraping.exposition import metric_names
+from exporters.scraping.signals import SignalStore
 
 Capture = Callable[[str], bytes]
 Feed = Callable[..., SignalStore]

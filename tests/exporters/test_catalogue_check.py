@@ -17,7 +17,7 @@ from exporters.catalogue_check import Check, check
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.errors import ExporterError
 from exporters.exporter import Exporter
-from exporters.scrape import Scrape
+from exporters.scraping.scrape import Scrape
 from stack.catalogue_command import run_check
 from stack.cli import app
 

@@ -19,7 +19,7 @@ from exporters.discovery.kubernetes import KubernetesDiscovery
 from exporters.discovery.kubernetes_objects import pod_targets, service_targets
 from exporters.discovery.provider import DiscoveryError
 from exporters.errors import ExporterError
-from exporters.scrape import Scraper
+from exporters.scraping.scrape import Scraper
 
 TOKEN = "t0ken-of-the-exporter"
 

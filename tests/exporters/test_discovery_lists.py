@@ -13,7 +13,7 @@ from exporters.discovery.config import FileSdConfig, HttpSdConfig
 from exporters.discovery.files import FileDiscovery
 from exporters.discovery.http import HttpDiscovery
 from exporters.discovery.provider import DiscoveryError
-from exporters.scrape import Scraper
+from exporters.scraping.scrape import Scraper
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from exporters.catalogue import LabelRule, shipped_catalogue
-from exporters.derive import derive_target
-from exporters.exposition import metric_names
 from exporters.fleet import derive_fleet
-from exporters.signals import SignalStore
-from exporters.target import Target
+from exporters.scraping.derive import derive_target
+from exporters.scraping.exposition import metric_names
+from exporters.scraping.signals import SignalStore
+from exporters.scraping.target import Target
 
 Feed = Callable[..., SignalStore]
 Capture = Callable[[str], bytes]

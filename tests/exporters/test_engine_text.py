@@ -8,7 +8,7 @@ from pathlib import Path
 from exporters.families import FAMILIES, NAMESPACE
 from exporters.fleet import derive_fleet
 from exporters.metrics_text import render
-from exporters.target import Target
+from exporters.scraping.target import Target
 
 MakeTarget = Callable[..., Target]
 Capture = Callable[[str], bytes]

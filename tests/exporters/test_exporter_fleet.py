@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from exporters.fleet import derive_fleet
 from exporters.metrics_text import render
-from exporters.target import Target
+from exporters.scraping.target import Target
 
 MakeTarget = Callable[..., Target]
 

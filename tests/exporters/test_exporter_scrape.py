@@ -14,7 +14,7 @@ from aiohttp import web
 from exporters.app import once
 from exporters.config import ExporterConfig, Limits, TargetConfig
 from exporters.exporter import Exporter
-from exporters.scrape import Scraper
+from exporters.scraping.scrape import Scraper
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exporters.request_ledger import RequestLedger
+from exporters.requests.ledger import RequestLedger
 from kvcache.request_record import RequestRecord
 from tests.exporters.requests import done, figures, ledger_of
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engines.kv_event_publisher import KvEventPublisher
-from exporters.kv_events import KvEventCounts, KvEventWatcher
+from exporters.caches.kv_events import KvEventCounts, KvEventWatcher
 from exporters.metrics_text import render
-from exporters.target import Target
+from exporters.scraping.target import Target
 from kvcache.block_table import BlockTable
 
 TIMEOUT_SECONDS = 10.0

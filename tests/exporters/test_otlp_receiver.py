@@ -28,10 +28,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind
 
-from exporters.genai_spans import shipped_table
-from exporters.otlp_config import OtlpConfig
-from exporters.otlp_decode import BadExport, Encoding, decode
-from exporters.otlp_receiver import PATH, OtlpReceiver
+from exporters.spans.config import OtlpConfig
+from exporters.spans.decode import BadExport, Encoding, decode
+from exporters.spans.genai import shipped_table
+from exporters.spans.receiver import PATH, OtlpReceiver
 from kvcache.request_record import RequestRecord
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

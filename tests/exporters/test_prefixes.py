@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from engines.kv_event_publisher import KvEventPublisher
 from exporters.app import running
+from exporters.caches.prefix_names import NamedPrefix
+from exporters.caches.prefixes import PrefixSource
+from exporters.caches.prefixes_api import UnknownNode, columns_document, prefixes_document, prefixes_handler
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.metrics_text import render
-from exporters.prefix_names import NamedPrefix
-from exporters.prefixes import PrefixSource
-from exporters.prefixes_api import UnknownNode, columns_document, prefixes_document, prefixes_handler
 from kvcache.block_table import Runs
 from kvcache.blocks import as_tokens, block_hashes
 from kvcache.table_feed import TableFeed

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from exporters.prefill_baseline import PrefillBaseline
-from exporters.probe_config import ProbeConfig
-from exporters.probe_findings import Findings, Pair
-from exporters.probe_plan import Spending, TargetPlan, TokenBudget, unique_prompt
-from exporters.probe_request import ProbeAnswer
+from exporters.probes.config import ProbeConfig
+from exporters.probes.findings import Findings, Pair
+from exporters.probes.plan import Spending, TargetPlan, TokenBudget, unique_prompt
+from exporters.probes.prefill_baseline import PrefillBaseline
+from exporters.probes.request import ProbeAnswer
 
 
 def plan(*lengths: int, interval: float = 60.0, jitter: float = 0.0) -> TargetPlan:

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from engines import fleet
 from engines.tiny_model import make_tiny_model
-from exporters.http_client import Credentials
-from exporters.probe_config import ProbeConfig
-from exporters.prober import TENANT, Prober
+from exporters.http.client import Credentials
+from exporters.probes.config import ProbeConfig
+from exporters.probes.prober import TENANT, Prober
 from kvcache.request_record import RequestRecord
 from router.app import create_app
 from router.config import RouterConfig

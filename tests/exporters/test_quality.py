@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exporters.derive import derive_target
-from exporters.signals import SignalStore
+from exporters.scraping.derive import derive_target
+from exporters.scraping.signals import SignalStore
 
 Feed = Callable[..., SignalStore]
 

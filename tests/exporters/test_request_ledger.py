@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from exporters.request_ledger import PROBES, ROUTER, SPANS, RequestLedger
-from exporters.request_settings import Pricing, RequestSettings
-from exporters.router_records import doubts
-from exporters.sessions import Place
+from exporters.requests.ledger import PROBES, ROUTER, SPANS, RequestLedger
+from exporters.requests.router_records import doubts
+from exporters.requests.sessions import Place
+from exporters.requests.settings import Pricing, RequestSettings
 from kvcache.request_record import RequestRecord
 from slo.buckets import LATENCY_SECONDS
 from tests.exporters.requests import TRACE, done, figures, ledger_of, refused

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from exporters.catalogue import shipped_catalogue
-from exporters.derive import derive_target
-from exporters.exposition import metric_names
 from exporters.fleet import derive_fleet
 from exporters.metrics_text import render
-from exporters.signals import SignalStore
-from exporters.target import Target
+from exporters.scraping.derive import derive_target
+from exporters.scraping.exposition import metric_names
+from exporters.scraping.signals import SignalStore
+from exporters.scraping.target import Target
 
 Capture = Callable[[str], bytes]
 Feed = Callable[..., SignalStore]

@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.client_config import ClientConfig
-from exporters.router_records import RecordReader, RouterRecords
-from exporters.scrape import ScrapeFault
-from exporters.target import Target
+from exporters.http.client_config import ClientConfig
+from exporters.requests.router_records import RecordReader, RouterRecords
+from exporters.scraping.scrape import ScrapeFault
+from exporters.scraping.target import Target
 from kvcache.request_record import RequestPage, RequestRecord
 from tests.exporters.requests import done, figures, ledger_of
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from exporters.request_settings import RequestSettings
-from exporters.sessions import Place
+from exporters.requests.sessions import Place
+from exporters.requests.settings import RequestSettings
 from tests.exporters.requests import done, figures, ledger_of, refused
 
 

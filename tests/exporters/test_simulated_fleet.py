@@ -15,9 +15,9 @@ from engines.simulated import SimulatedEngine, SimulatedEngineConfig
 from engines.step_time import StepTime
 from engines.tiny_model import make_tiny_model
 from exporters.app import running
+from exporters.caches.kv_events import KvEventCounts
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.exporter import Exporter
-from exporters.kv_events import KvEventCounts
 
 TIMEOUT_SECONDS = 20.0
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from exporters.catalogue import shipped_catalogue
-from exporters.derive import derive_target
-from exporters.exposition import metric_names
-from exporters.signals import SignalStore, range_bounds
+from exporters.scraping.derive import derive_target
+from exporters.scraping.exposition import metric_names
+from exporters.scraping.signals import SignalStore, range_bounds
 
 Feed = Callable[..., SignalStore]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from exporters.genai_spans import Span, shipped_table
-from exporters.otlp_decode import decode
-from exporters.span_requests import SpanRequests
+from exporters.spans.decode import decode
+from exporters.spans.genai import Span, shipped_table
+from exporters.spans.requests import SpanRequests
 from kvcache.request_record import RequestRecord
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.genai_spans import Span, Value, shipped_table
-from exporters.span_requests import SpanRefused, SpanRequests
+from exporters.spans.genai import Span, Value, shipped_table
+from exporters.spans.requests import SpanRefused, SpanRequests
 from kvcache.request_record import RequestRecord
 
 NOW = 1_700_000_000

@@ -12,8 +12,8 @@ import trustme
 from aiohttp import web
 from pydantic import ValidationError
 
-from exporters.client_config import ClientConfig
-from exporters.scrape import Scraper
+from exporters.http.client_config import ClientConfig
+from exporters.scraping.scrape import Scraper
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]

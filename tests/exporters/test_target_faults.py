@@ -18,8 +18,8 @@ import pytest
 
 from exporters.config import ExporterConfig, Limits, TargetConfig
 from exporters.exporter import Exporter
-from exporters.scrape import Scrape
-from exporters.target import Target
+from exporters.scraping.scrape import Scrape
+from exporters.scraping.target import Target
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from exporters.catalogue import shipped_catalogue
-from exporters.derive import derive_target
-from exporters.exposition import metric_names
-from exporters.signals import SignalStore
+from exporters.scraping.derive import derive_target
+from exporters.scraping.exposition import metric_names
+from exporters.scraping.signals import SignalStore
 
 Feed = Callable[..., SignalStore]
 Capture = Callable[[str], bytes]

@@ -19,7 +19,7 @@ from exporters.app import running
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.errors import ExporterError
 from exporters.exporter import Exporter
-from exporters.web_config import WebSecurity
+from exporters.http.web_config import WebSecurity
 
 PASSWORD = "correct horse"
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()

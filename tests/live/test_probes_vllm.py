@@ -16,11 +16,11 @@ from aiohttp import web
 from engines import fleet
 from engines.fleet import EngineHandle
 from engines.process import free_port
-from exporters.http_client import Credentials
-from exporters.otlp_config import OtlpConfig
-from exporters.otlp_receiver import OtlpReceiver
-from exporters.probe_config import ProbeConfig
-from exporters.prober import Prober
+from exporters.http.client import Credentials
+from exporters.probes.config import ProbeConfig
+from exporters.probes.prober import Prober
+from exporters.spans.config import OtlpConfig
+from exporters.spans.receiver import OtlpReceiver
 from kvcache.request_record import RequestRecord
 from kvcache.tokenizer import Tokenizer
 from router.app import create_app

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from engines.fleet import EngineHandle
 from engines.process import ManagedProcess, free_port
-from exporters.request_ledger import ROUTER, RequestLedger
+from exporters.requests.ledger import ROUTER, RequestLedger
 from kvcache.request_record import RequestPage
 from kvcache.tokenizer import Tokenizer
 from router.config import IsolationConfig, PolicyConfig, RouterConfig, TenantsConfig

@@ -23,7 +23,9 @@ Serve = Callable[[Script], FakeServer]
 def request(index: int, session: str, turn: int = 0, **more: object) -> PlannedRequest:
     fixed = {"tenant": "-", "group": "-", "request_class": "c", "phase": "measured", "scheduled_s": 0.0}
     sizes = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "prompt_tokens": 1, "shared_tokens": 0}
-    return PlannedRequest(**{"index": index, "session": session, "turn": turn, **fixed, **sizes, **more})  # type: ignore[arg-type]  # fields by name
+    return PlannedRequest(
+        **{"index": index, "session": session, "turn": turn, **fixed, **sizes, **more}
+    )  # fields by name
 
 
 def send(server: FakeServer, plan: Plan, answers: GeneratedAnswers | None = None) -> OpenLoop:
@@ -85,7 +87,7 @@ def test_model_priority_and_salt_are_sent(serve: Serve) -> None:
     server = serve(script)
     send(server, Plan("t", 0, "n", "m", [request(0, "a"), request(1, "b", model="lora-7", priority=3, salt="x")]))
     first, second = sorted(
-        (body(sent) for sent in server.requests), key=lambda content: str(content["model"]), reverse=1
+        (body(sent) for sent in server.requests), key=lambda content: str(content["model"]), reverse=True
     )
     assert (first["model"], "priority" in first) == ("m", False)
     assert (second["model"], second["priority"], second["cache_salt"]) == ("lora-7", 3, "x")
@@ -113,7 +115,7 @@ def test_generated_answers_are_sent_in_the_place_of_planned_ones(serve: Serve, t
     records = send(server, plan, answers).records
     sent = body(server.requests[1])["messages"]
     assert sent == [planned[0], {"role": "assistant", "content": "Hello"}, planned[2]]
-    first, second = (tokenizer.encode_chat(messages) for messages in (planned[:1], sent))  # type: ignore[arg-type]
+    first, second = (tokenizer.encode_chat(messages) for messages in (planned[:1], sent))
     assert records[1].planned_prompt_tokens == len(second)
     assert records[1].planned_shared_tokens == len(first)
     assert answers.lost_tokens == 2

@@ -195,7 +195,8 @@ def test_block_ids_become_text_of_the_right_length_that_shares_what_the_ids_shar
 def _head(writer: PromptWriter) -> int:
     """Tokens of the template before the words of a user message."""
     word = writer.alphabet.draw(1, "x")
-    return writer.tokens([("user", word)]).tolist().index(int(writer.alphabet.ids[word[0]]))
+    tokens: list[int] = writer.tokens([("user", word)]).tolist()
+    return tokens.index(int(writer.alphabet.ids[word[0]]))
 
 
 def test_recorded_texts_are_sent_as_they_are(writer: PromptWriter, tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from engines.process import ManagedProcess
-from exporters.target import Target
+from exporters.scraping.target import Target
 from tests.peers.scraped import scraped
 
 BLOCK = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from exporters.catalogue import shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
-from exporters.scrape import Scraper
-from exporters.target import Target
+from exporters.scraping.scrape import Scraper
+from exporters.scraping.target import Target
 
 
 async def scraped(*urls: str) -> list[Target]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from exporters.otlp_config import OtlpConfig
-from exporters.otlp_receiver import OtlpReceiver
+from exporters.spans.config import OtlpConfig
+from exporters.spans.receiver import OtlpReceiver
 from kvcache.request_record import RequestRecord
 from tests.router.fake_engine import DONE, ROLE, FakeEngine, Out, delta, reset_at_once, usage
 

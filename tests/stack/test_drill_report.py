@@ -19,7 +19,7 @@ def _result(name: str, alerts: dict[str, float], named: str | None) -> DrillResu
     causes = (RankedCause(named, shipped_runbooks().causes[named], 5, (), ()),) if named else ()
     diagnosis = Diagnosis("cause found" if named else "nothing wrong", (), causes)
     notices = [Notice(alert, {"alertname": alert}, 100.0 + seconds) for alert, seconds in alerts.items()]
-    return DrillResult(name, FAULTS[name], notices, 100.0, sorted(alerts), diagnosis, {"200": 10})
+    return DrillResult(name, FAULTS[name], notices, 100.0, sorted(alerts), diagnosis, diagnosis, {"200": 10})
 
 
 def test_the_right_alert_a_known_symptom_and_the_right_cause_pass() -> None:
@@ -51,7 +51,7 @@ def test_an_alert_counts_from_its_first_notice() -> None:
     later = Notice("TargetDown", {}, 130.0)
     assert as_document(result)["notified"] == {"TargetDown": 4.2}
     assert DrillResult(
-        "engine-gone", result.fault, [*result.notices, later], 100.0, [], result.diagnosis, {}
+        "engine-gone", result.fault, [*result.notices, later], 100.0, [], result.diagnosis, result.diagnosis, {}
     ).notified == {"TargetDown": 4.2}
 
 

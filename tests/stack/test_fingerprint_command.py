@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engines.tiny_model import make_tiny_model
-from exporters.prefix_names import NamedPrefix
+from exporters.caches.prefix_names import NamedPrefix
 from stack.cli import app
 from stack.errors import UsageError
 from stack.fingerprint_command import fingerprint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.request_ledger import ROUTER, RequestLedger
+from exporters.requests.ledger import ROUTER, RequestLedger
 from kvcache import request_record
 from loadgen import records
 from loadgen.columns import Columns

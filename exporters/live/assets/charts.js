@@ -1,4 +1,6 @@
 // The last half hour, drawn by Plotly, which is loaded once the rest of the page stands.
+import {get, read} from "./get.js";
+
 const EVERY_MS = 5000;
 const line = (name, colour, dash, symbol) => ({name, colour, dash, symbol});
 
@@ -12,8 +14,7 @@ const CHARTS = [
 ];
 
 export class Charts {
-  constructor(get) {
-    this.get = get;
+  constructor() {
     this.section = document.getElementById("charts");
     this.next = 0;
     this.history = null;
@@ -36,9 +37,9 @@ export class Charts {
   async update() {
     if (performance.now() < this.next) return;
     this.next = performance.now() + EVERY_MS;
-    const answer = await this.get(this.section.dataset.history);
+    const answer = await get(this.section.dataset.history);
     if (!answer) return;
-    this.history = await answer.json();
+    this.history = await read(answer, "json");
     this.draw();
   }
 

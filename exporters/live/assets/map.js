@@ -1,4 +1,5 @@
 // The prefix map: what the fleet has cached, as an icicle. Width is tokens, colour and pattern a class, a badge copies.
+import {forget, get, read, Unreachable} from "./get.js";
 import {layOut, MEASURES} from "./icicle.js";
 
 const ROW = 44;
@@ -78,8 +79,7 @@ function patterns() {
 }
 
 export class PrefixMap {
-  constructor(get) {
-    this.get = get;
+  constructor() {
     this.node = "";
     this.document = null;
     this.shown = "";
@@ -139,17 +139,17 @@ export class PrefixMap {
   async update() {
     if (this.by.value === "cached" && !this.widthChosen && this.document?.nodes.some((node) => node.flow_tokens_below)) this.by.value = "flow";
     const address = this.address();
-    if (address !== this.shown) this.get.forget(address);
-    const answer = await this.get(address);
+    if (address !== this.shown) forget(address);
+    const answer = await get(address);
     if (!answer || address !== this.address()) return;
     if (answer.status === 404) {
-      this.say(`${(await answer.json()).error}; back at the top`);
+      this.say(`${(await read(answer, "json")).error}; back at the top`);
       this.node = "";
       this.path = [];
       await this.update();
       return;
     }
-    const news = await answer.json();
+    const news = await read(answer, "json");
     if (this.by.value === "flow" && !this.widthChosen && !news.nodes.some((node) => node.flow_tokens_below)) {
       this.by.value = "cached";  // nothing has flowed: what is cached can be seen all the same
       await this.update();
@@ -170,6 +170,7 @@ export class PrefixMap {
     try {
       await this.update();
     } catch (error) {
+      if (!(error instanceof Unreachable)) throw error;
       this.say("The exporter doesn't answer: the map stays as it is until it does.");
     }
   }

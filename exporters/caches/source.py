@@ -1,0 +1,154 @@
+"""What caches are worth and how near reuse is: derived from several inputs together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from exporters.caches.believed_blocks import router_believed_blocks
+from exporters.caches.in_flight import in_flight_leaks, router_in_flight
+from exporters.caches.prefixes import PrefixSource
+from exporters.caches.value import break_even_tokens, effective_cache_value_tokens, warm_pool_utilization_ratio
+from exporters.families import gauge
+from exporters.fleet import merged_over
+from exporters.probes.prefill_baseline import PrefillBaseline
+from exporters.requests.locality import DIMENSIONS
+from exporters.scraping.target import Target
+
+_UNKNOWN = "unknown"
+
+Ratios = Callable[[float], Mapping[str, float]]
+
+
+class CacheSource:
+    """The exporter's derived cache families.
+
+    `targets` is the exporter's list; `ratios` gives the locality that request records tell, by dimension;
+    `kv_bytes_per_token` is the model's, of all layers and heads, None where nobody said.
+    """
+
+    name = "cache"
+
+    def __init__(
+        self,
+        targets: Callable[[], Sequence[Target]],
+        prefixes: PrefixSource,
+        ratios: Ratios,
+        baseline: PrefillBaseline,
+        *,
+        interval_seconds: float,
+        kv_bytes_per_token: float | None = None,
+    ) -> None:
+        self._targets = targets
+        self._prefixes = prefixes
+        self._ratios = ratios
+        self._baseline = baseline
+        self._interval_seconds = interval_seconds
+        self._kv_bytes_per_token = kv_bytes_per_token
+
+    def metrics(self, now_seconds: float) -> Iterator[Metric]:
+        targets = self._targets()
+        for name, values in (
+            ("effective_cache_value_tokens", self._values(targets)),
+            ("router_in_flight_requests", router_in_flight(targets)),
+            ("router_believed_blocks", router_believed_blocks(targets)),
+            ("in_flight_leak_requests", in_flight_leaks(targets, self._interval_seconds)),
+            ("locality_ratio", self._locality(now_seconds)),
+        ):
+            family = gauge(name)
+            for label, value in values.items():
+                family.add_metric([label], value)
+            yield family
+        warm = gauge("warm_pool_utilization_ratio")
+        utilization = self._warm_pool(targets)
+        if utilization is not None:
+            warm.add_metric([], utilization)
+        yield warm
+        even = gauge("kv_transfer_break_even_tokens")
+        for (source, destination), tokens in self._break_even(targets).items():
+            even.add_metric([source or _UNKNOWN, destination or _UNKNOWN], tokens)
+        yield even
+
+    def document(self, now_seconds: float) -> Mapping[str, Any]:
+        targets = self._targets()
+        locality = self._locality(now_seconds)
+        found: dict[str, Any] = {
+            "effective_cache_value_tokens": self._values(targets),
+            "in_flight_leak_requests": in_flight_leaks(targets, self._interval_seconds),
+            "locality_ratio": locality,
+            "warm_pool_utilization_ratio": self._warm_pool(targets),
+            "kv_transfer_break_even_tokens": [
+                {"source": source or _UNKNOWN, "destination": destination or _UNKNOWN, "tokens": tokens}
+                for (source, destination), tokens in self._break_even(targets).items()
+            ],
+        }
+        known = {name: value for name, value in found.items() if value not in (None, {}, [])}
+        absent = {name: why for name, why in self._why_absent().items() if name not in known}
+        absent |= {
+            f"locality_ratio.{dimension}": why
+            for dimension, why in _WHY_NO_LOCALITY.items()
+            if dimension not in locality
+        }
+        return known | {"absent": absent}
+
+    def _values(self, targets: Sequence[Target]) -> dict[str, float]:
+        found = {}
+        for target in targets:
+            counts = target.kv_events.counts() if target.kv_events else None
+            if counts is not None and target.numbers is not None:
+                ratio = target.numbers.hit_ratio
+                value = effective_cache_value_tokens(counts.resident_blocks, counts.block_size_tokens, ratio)
+                if value is not None:
+                    found[target.name] = value
+        return found
+
+    def _warm_pool(self, targets: Sequence[Target]) -> float | None:
+        return warm_pool_utilization_ratio(
+            (target.store.grown("prefix_hit_tokens"), target.numbers.kv_usage_mean_ratio)
+            for target in targets
+            if target.store is not None and target.store.system.role == "engine" and target.numbers is not None
+        )
+
+    def _locality(self, now_seconds: float) -> dict[str, float]:
+        view = self._prefixes.view
+        spatial = view.spatial_locality if view is not None else None
+        found = {"spatial": spatial} if spatial is not None else {}
+        return {**found, **self._ratios(now_seconds)}
+
+    def _break_even(self, targets: Sequence[Target]) -> dict[tuple[str, ...], float]:
+        line = self._baseline.line()
+        if line is None or self._kv_bytes_per_token is None:
+            return {}
+        known = [target.store for target in targets if target.store is not None]
+        found = {}
+        for labels, merged in merged_over(known, "kv_transfer", "source", "destination").items():
+            moved = sum(
+                store.totals_by("kv_transfer_bytes", "source", "destination").get(labels, 0.0) for store in known
+            )
+            tokens = break_even_tokens(merged.histogram, moved, self._kv_bytes_per_token, line)
+            if tokens is not None:
+                found[labels] = tokens
+        return found
+
+    def _why_absent(self) -> Mapping[str, str]:
+        no_line = "no baseline of cold prefills: set up probes of at least two prompt lengths"
+        no_size = "set kv_bytes_per_token, which no engine tells"
+        return {
+            "effective_cache_value_tokens": "needs KV events, and a hit ratio in the window, of the same target",
+            "in_flight_leak_requests": "needs a router that counts its requests in flight by worker, and its engines",
+            "warm_pool_utilization_ratio": "no engine hit its cache in the window",
+            "kv_transfer_break_even_tokens": no_size
+            if self._kv_bytes_per_token is None
+            else no_line
+            if self._baseline.line() is None
+            else "nothing was moved, or computing is always quicker",
+        }
+
+
+_WHY_NO_LOCALITY = {
+    **dict.fromkeys(DIMENSIONS[:2], "no session's later request hit the cache in the window, by request records"),
+    DIMENSIONS[2]: "no request record tells who held its prefix, or the workers' zones and nodes aren't known",
+    "spatial": "no KV events tell what is cached",
+}

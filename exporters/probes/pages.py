@@ -1,0 +1,110 @@
+"""What the probes found, for the metrics page and the fleet API."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from exporters.families import counter, gauge, histogram
+from exporters.probes.config import ProbeTarget
+from exporters.probes.findings import Findings, Pair
+from exporters.probes.plan import TargetPlan, TokenBudget
+from exporters.probes.prefill_baseline import PrefillBaseline
+from exporters.requests.tally import Distribution
+from slo.buckets import LATENCY_SECONDS
+
+
+@dataclass(slots=True)
+class TargetState:
+    """What is known of one probed target."""
+
+    config: ProbeTarget
+    plan: TargetPlan
+    budget: TokenBudget
+    findings: Findings
+    outcomes: Counter[str] = field(default_factory=Counter)
+    canaries: Counter[str] = field(default_factory=Counter)
+    """By result: `miss` (kept apart) or `hit`."""
+    rounds: int = 0
+    model: str = ""
+    last: Pair | None = None
+    ttft: dict[str, Distribution] = field(default_factory=dict)
+    """Times to first token of `cold` prompts and of their `repeat`."""
+    paused: str = ""
+    """Why the round that was due wasn't sent."""
+    problem: str = ""
+    """What was wrong with the last round's probe that failed."""
+
+    def learn(self, pair: Pair, baseline: PrefillBaseline) -> None:
+        """A cold prompt and its repeat were answered. One that wasn't cold after all says nothing about misses."""
+        self.last = pair
+        self.findings.add(pair)
+        cold, repeat = pair.cold, pair.repeat
+        if pair.was_cold and cold.ttft_seconds is not None:
+            self._observe("cold", cold.ttft_seconds)
+            if cold.prompt_tokens:
+                baseline.add(self.config.name, cold.prompt_tokens - (cold.cached_tokens or 0), cold.ttft_seconds)
+        if repeat.ttft_seconds is not None:
+            self._observe("repeat", repeat.ttft_seconds)
+
+    def _observe(self, temperature: str, seconds: float) -> None:
+        self.ttft.setdefault(temperature, Distribution(LATENCY_SECONDS)).observe(seconds)
+
+
+def probe_families(targets: Iterable[TargetState], baseline: PrefillBaseline) -> list[Metric]:
+    """Every family of the group `probes`, and the baseline."""
+    ttft, requests = histogram("probe_ttft_seconds"), counter("probe_requests")
+    cached, prompt = gauge("probe_cached_tokens"), gauge("probe_prompt_tokens")
+    canaries, findings = counter("probe_canaries"), gauge("probe_finding")
+    by_length = gauge("cold_prefill_baseline_seconds")
+    for state in targets:
+        name, pair = state.config.name, state.last
+        for temperature, distribution in state.ttft.items():
+            distribution.add_to(ttft, [name, temperature])
+        for outcome, count in state.outcomes.items():
+            requests.add_metric([name, outcome], count)
+        for result, count in state.canaries.items():
+            canaries.add_metric([name, result], count)
+        if pair is not None:
+            for temperature, tokens in (("cold", pair.cold_tokens), ("repeat", pair.repeat.cached_tokens)):
+                if tokens is not None:
+                    cached.add_metric([name, temperature], tokens)
+            if pair.cold.prompt_tokens is not None:
+                prompt.add_metric([name], pair.cold.prompt_tokens)
+        for finding, found in state.findings.flags().items():
+            findings.add_metric([name, finding], float(found))
+    for length, estimate in baseline.estimates().items():
+        by_length.add_metric([length], estimate.seconds)
+    return [ttft, requests, cached, prompt, canaries, findings, by_length]
+
+
+def probe_document(targets: Iterable[TargetState], baseline: PrefillBaseline, now_seconds: float) -> Mapping[str, Any]:
+    """The section `probes`: by target, and the baseline with how sure it is."""
+    return {
+        "targets": {state.config.name: _target(state, now_seconds) for state in targets},
+        "cold_prefill_baseline": {length: asdict(estimate) for length, estimate in baseline.estimates().items()},
+        "absent": {} if baseline.estimates() else {"cold_prefill_baseline": "no cold probe was answered yet"},
+    }
+
+
+def _target(state: TargetState, now_seconds: float) -> Mapping[str, Any]:
+    pair = state.last
+    found: dict[str, Any] = {
+        "outcomes": dict(state.outcomes),
+        "canaries": dict(state.canaries),
+        "findings": state.findings.flags(),
+        "prompt_lengths": list(state.plan.lengths),
+        "next_round_in_seconds": max(0.0, state.plan.due_seconds - now_seconds),
+        "tokens_last_minute": state.budget.spent(now_seconds),
+    }
+    if pair is not None:
+        found["last"] = {"cold": asdict(pair.cold), "repeat": asdict(pair.repeat)}
+    if state.paused:
+        found["paused"] = state.paused
+    if state.problem:
+        found["problem"] = state.problem
+    return found

@@ -1,0 +1,281 @@
+"""A small whole stack with something for most panels: engines in zones, tenants, sessions, prices, probes, canaries,
+recorded pages of other systems, and Prometheus with the rules on a clock 60 times as fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import re
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from alerts.build import build, rendered
+from alerts.settings import RuleSettings
+from engines.process import ManagedProcess, free_ports
+from engines.simulated_config import SimulatedEngineConfig
+from engines.tiny_model import MODEL_NAME, default_model_dir
+from stack.drill_traffic import Sender, Traffic
+
+CAPTURES = Path("tests/exporters/captures")
+RECORDED = {
+    "recorded-vllm": "metrics_vllm_0.32.0_kvmetrics_mfu_spec.txt.gz",
+    "recorded-lmcache": "metrics_lmcache-inprocess_0.5.6.txt.gz",
+    "recorded-store": "metrics_lmcache-server_0.5.6.txt.gz",
+}
+"""Pages of other systems, whose counters are made to grow from scrape to scrape."""
+HASTEN = 60.0
+SCRAPE_SECONDS = 1.0
+TENANTS = ("acme", "globex", "initech")
+_READY_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine as router and exporter know it."""
+
+    name: str
+    url: str
+    kv_events: str | None
+    kv_replay: str | None
+    zone: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    prometheus: str
+    exporter: str
+    router: str
+
+
+@contextlib.asynccontextmanager
+async def simulated_engines(folder: Path, count: int = 3) -> AsyncIterator[list[Engine]]:
+    """Engines whose caches are too small for the traffic, two in one zone."""
+    found = []
+    with contextlib.ExitStack() as cleanup:
+        processes = []
+        for number, port in enumerate(free_ports(count)):
+            name, url = f"engine-{number}", f"http://127.0.0.1:{port}"
+            config = SimulatedEngineConfig(
+                model_dir=default_model_dir(),
+                port=port,
+                capacity_blocks=512,
+                max_model_len=4096,
+                kv_events_endpoint=f"ipc://{folder / name}.kv",
+                replay_endpoint=f"ipc://{folder / name}.replay",
+            )
+            command = [
+                sys.executable,
+                "-m",
+                "engines.simulated",
+                "--config",
+                str(_write(folder, name, config.model_dump(mode="json"))),
+            ]
+            process = ManagedProcess(name, command, folder / f"{name}.log")
+            cleanup.callback(process.kill)
+            processes.append(process.wait_ready(f"{url}/health", _READY_SECONDS))
+            place = {"zone": f"zone-{number // 2}", "node": f"node-{number}"}
+            found.append(Engine(name, url, config.kv_events_endpoint, config.replay_endpoint, **place))
+        await asyncio.gather(*processes)
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def observed(engines: Sequence[Engine], folder: Path, model_dir: Path, model: str) -> AsyncIterator[Running]:
+    """Router, exporter and Prometheus for these engines."""
+    router, exporter, prometheus = (f"127.0.0.1:{port}" for port in free_ports(3))
+    async with _recorded_pages() as pages:
+        config = _config(
+            engines, _router(router, exporter), _exporter(engines, router, exporter, model, pages), model_dir
+        )
+        file = _write(folder, "prefixwatch", config)
+        rules = _rules(folder)
+        scraping = _write(folder, "prometheus", _prometheus_config(rules, exporter))
+        commands = {
+            "router": ([sys.executable, "-m", "stack.cli", "router", "--config", str(file)], f"http://{router}/health"),
+            "exporter": (
+                [sys.executable, "-m", "stack.cli", "exporter", "--config", str(file)],
+                f"http://{exporter}/-/healthy",
+            ),
+            "prometheus": (
+                [
+                    str(shutil.which("prometheus")),
+                    f"--config.file={scraping}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address={prometheus}",
+                ],
+                f"http://{prometheus}/-/ready",
+            ),
+        }
+        with contextlib.ExitStack() as cleanup:
+            ready = []
+            for name, (command, url) in commands.items():
+                process = ManagedProcess(name, command, folder / f"{name}.log")
+                cleanup.callback(process.kill)
+                ready.append(process.wait_ready(url, _READY_SECONDS))
+            await asyncio.gather(*ready)
+            yield Running(f"http://{prometheus}", f"http://{exporter}", f"http://{router}")
+
+
+@contextlib.asynccontextmanager
+async def traffic(router: str, model: str = MODEL_NAME) -> AsyncIterator[Sender]:
+    """While inside: chats of several tenants, prompts that nobody sent before, and one answer asked for again and
+    again, so that there are partial hits, misses and hits.
+    """
+    chats = Traffic(rate_per_second=8.0, tenants=TENANTS, openings=24, opening_words=160, turns=4)
+    chats.flood_per_second, chats.flood_words = 3.0, 300
+    sender = Sender(router, chats)
+    tasks = [asyncio.create_task(sender.run()), asyncio.create_task(_regenerate(router, model))]
+    try:
+        yield sender
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _regenerate(router: str, model: str) -> None:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "again " * 200}],
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    headers = {"x-tenant-id": TENANTS[0], "x-session-id": "regenerate"}
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.post(f"{router}/v1/chat/completions", json=body, headers=headers) as response:
+                await response.read()
+            await asyncio.sleep(0.2)
+
+
+async def known(prometheus: str, query: str, seconds: float) -> None:
+    """Until a query has an answer. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline:
+            async with session.get(f"{prometheus}/api/v1/query", params={"query": query}) as response:
+                if (await response.json())["data"]["result"]:
+                    return
+            await asyncio.sleep(0.5)
+    raise TimeoutError(f"no answer within {seconds:g} s: {query}")
+
+
+def _write(folder: Path, name: str, content: Any) -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def _rules(folder: Path) -> Path:
+    rules = folder / "rules"
+    rules.mkdir()
+    settings = RuleSettings(hasten=HASTEN, scrape_interval_seconds=SCRAPE_SECONDS, absent_alerts=False)
+    for name, text in rendered(build(settings=settings)).items():
+        (rules / name).write_text(text, encoding="utf-8")
+    return rules
+
+
+def _prometheus_config(rules: Path, exporter: str) -> dict[str, Any]:
+    return {
+        "global": {
+            "scrape_interval": "1s",
+            "scrape_timeout": "1s",
+            "evaluation_interval": "1s",
+            "external_labels": {"cluster": "test"},
+        },
+        "rule_files": [str(rules / "*.yaml")],
+        "scrape_configs": [
+            {
+                "job_name": "prefixwatch",
+                "static_configs": [{"targets": [exporter], "labels": {"cluster": "test"}}],
+            }
+        ],
+    }
+
+
+def _config(
+    engines: Sequence[Engine], router: dict[str, Any], exporter: dict[str, Any], model_dir: Path
+) -> dict[str, Any]:
+    return {
+        "fleet": {"targets": [asdict(engine) for engine in engines]},
+        "tenants": [{"name": name, "salt": f"salt of {name}"} for name in TENANTS],
+        "tokenizer": {"model_dir": str(model_dir)},
+        "router": router,
+        "pricing": {"gpu_usd_per_hour": 2.5},
+        "exporter": exporter,
+    }
+
+
+def _router(address: str, exporter: str) -> dict[str, Any]:
+    host, port = address.split(":")
+    return {
+        "host": host,
+        "port": int(port),
+        "policy": {"name": "score"},
+        "cache_view": {"source": "events"},
+        "otlp_endpoint": f"http://{exporter}/v1/traces",
+    }
+
+
+def _exporter(
+    engines: Sequence[Engine], router: str, address: str, model: str, pages: dict[str, str]
+) -> dict[str, Any]:
+    probes = {
+        "targets": [{"name": engine.name, "url": engine.url, "model": model} for engine in engines],
+        "interval_seconds": 5.0,
+        "prompt_tokens": [256, 1024],
+        "tokens_per_minute": 200_000,
+        "target_tokens_per_minute": 100_000,
+        "max_waiting_requests": 100.0,
+        "isolation": {"every_rounds": 2},
+    }
+    return {
+        "listen": address,
+        "interval_seconds": SCRAPE_SECONDS,
+        "timeout_seconds": 0.9,
+        "window_seconds": 30.0,
+        "targets": [{"name": name, "url": url} for name, url in {"router": f"http://{router}", **pages}.items()],
+        "otlp": {},
+        "probes": probes,
+    }
+
+
+_COUNTED = re.compile(r"^(?P<series>\S+?(?:_total|_bucket|_sum|_count)(?:\{.*\})?) (?P<value>[0-9.e+]+)$", re.MULTILINE)
+
+
+@contextlib.asynccontextmanager
+async def _recorded_pages() -> AsyncIterator[dict[str, str]]:
+    """Addresses by target name."""
+    scrapes = dict.fromkeys(RECORDED, 0)
+    texts = {name: gzip.decompress((CAPTURES / file).read_bytes()).decode() for name, file in RECORDED.items()}
+
+    async def page(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        scrapes[name] += 1
+        factor = 1 + scrapes[name] / 20
+        grown = _COUNTED.sub(lambda match: f"{match['series']} {float(match['value']) * factor!r}", texts[name])
+        return web.Response(text=grown)
+
+    app = web.Application()
+    app.router.add_get("/{name}/metrics", page)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        yield {name: f"http://127.0.0.1:{port}/{name}/metrics" for name in RECORDED}
+    finally:
+        await runner.cleanup()
