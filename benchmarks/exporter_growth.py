@@ -23,9 +23,9 @@ from benchmarks.growth_plot import Line, Panel, growth_svg
 from exporters.catalogue import shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.metrics_text import render
-from exporters.request_ledger import RequestLedger
-from exporters.scrape import Scrape
-from exporters.target import Target
+from exporters.requests.ledger import RequestLedger
+from exporters.scraping.scrape import Scrape
+from exporters.scraping.target import Target
 from kvcache.request_record import RequestRecord
 
 ENGINES = (1, 2, 4, 8, 16, 32)

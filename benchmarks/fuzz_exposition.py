@@ -28,9 +28,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.catalogue import Catalogue, System, shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
-from exporters.exposition import ExpositionReader, Reading, metric_names
-from exporters.scrape import Scrape
-from exporters.target import Target
+from exporters.scraping.exposition import ExpositionReader, Reading, metric_names
+from exporters.scraping.scrape import Scrape
+from exporters.scraping.target import Target
 
 CAPTURES = Path(__file__).parent.parent / "tests/exporters/captures"
 SLOWEST_SECONDS = 1.0

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry, Histogram
 
-from exporters.request_ledger import ROUTER, RequestLedger
+from exporters.requests.ledger import ROUTER, RequestLedger
 from kvcache.blocks import block_hashes
 from kvcache.request_record import RequestRecord
 from router.config import RouterConfig

@@ -72,7 +72,7 @@ def _ttft_distribution(columns: Mapping[str, Columns], thresholds: Sequence[floa
                 continue
             shares = np.linspace(0, 1, min(CURVE_POINTS, len(values)))
             x, y = _round(np.quantile(values, shares)), _round(shares * 100)
-            traces.append(_line(place, f"{policy}, {name}", x, y, dash=DASHES[name], markers=False))
+            traces.append(line(place, f"{policy}, {name}", x, y, dash=DASHES[name], markers=False))
             figures = [number(percentile(values, p)) for p in (50, 95, 99)]
             rows.append([policy, name, f"{len(values):,}", *figures])
     return Chart(
@@ -145,7 +145,7 @@ def _balance_over_time(columns: Mapping[str, Columns], workers: int) -> Chart:
                 [policy, number(middle), *(f"{tokens:,.0f}" for tokens in (load.max(), load.mean())), number(y[-1])]
             )
         if x:
-            traces.append(_line(place, policy, x, y))
+            traces.append(line(place, policy, x, y))
     return Chart(
         id="balance",
         title="Balance of the fleet over time",
@@ -171,7 +171,7 @@ def _ttft_over_time(columns: Mapping[str, Columns], thresholds: Sequence[float])
         x = [middle for middle, _ in bins]
         for p, dash in ((50, "dot"), (95, "solid")):
             y = [percentile(values, p) for _, values in bins]
-            traces.append(_line(place, f"{policy}, p{p}", x, _round(y), dash=dash, markers=p == 95))
+            traces.append(line(place, f"{policy}, p{p}", x, _round(y), dash=dash, markers=p == 95))
         rows += [
             [policy, number(middle), *(number(percentile(values, p)) for p in (50, 95)), str(len(values))]
             for middle, values in bins
@@ -199,7 +199,7 @@ def _client_lag(columns: Mapping[str, Columns]) -> Chart:
         lag = own.lag[~np.isnan(own.lag)] * 1e3
         if not len(lag):
             continue
-        traces.append(_line(place, policy, _round(np.quantile(lag, shares)), _round(shares * 100), markers=False))
+        traces.append(line(place, policy, _round(np.quantile(lag, shares)), _round(shares * 100), markers=False))
         rows.append([policy, *(number(percentile(lag, p)) for p in (50, 99, 100))])
     return Chart(
         id="client-lag",
@@ -216,7 +216,8 @@ def _client_lag(columns: Mapping[str, Columns]) -> Chart:
     )
 
 
-def _line(place: int, name: str, x: Any, y: Any, *, dash: str = "solid", markers: bool = True) -> Trace:
+def line(place: int, name: str, x: Any, y: Any, *, dash: str = "solid", markers: bool = True) -> Trace:
+    """A line in the colour, and with the marker, of the policy at this place."""
     colour = COLOURS[place % len(COLOURS)]
     trace: Trace = {"type": "scatter", "name": name, "x": list(x), "y": list(y), "mode": "lines"}
     trace["line"] = {"color": colour, "dash": dash, "width": 2}

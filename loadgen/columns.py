@@ -127,14 +127,14 @@ class Columns:
         return len(self.repeat)
 
     def where(self, rows: Bools) -> Columns:
-        """These rows alone."""
+        """These rows alone, as if nothing else had been sent."""
         per_gap = np.repeat(rows, self.gap_counts)
         chosen: dict[str, Any] = {
             each.name: getattr(self, each.name)[per_gap if each.name in ("gaps_ms", "gap_is_token") else rows]
             for each in fields(self)
             if each.name != "trimmed"
         }
-        return Columns(**chosen, trimmed=self.trimmed)
+        return Columns(**chosen, trimmed={})
 
     @property
     def completed(self) -> Bools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
-from loadgen.grade import ObjectiveGrade
+from loadgen.graded import ObjectiveGrade
 from loadgen.summary import Summary, decided, judged_policies
 from loadgen.wording import percent
 

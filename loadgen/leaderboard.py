@@ -7,7 +7,7 @@ from math import log10
 from typing import NamedTuple
 
 from loadgen.charts import COLOURS, LOG_AXIS, MARKERS, Chart, Trace, limit_line
-from loadgen.grade import PolicyGrade
+from loadgen.graded import PolicyGrade
 from loadgen.wording import number, percent
 
 _OVERLOADED = 1.5

@@ -29,10 +29,11 @@ class Trimming:
 class PlannedRequest:
     """One request of the plan.
 
-    `phase` is `prime` or `measured`; which of the latter are trimmed is told by the times at which they are due, in a
-    closed loop not before they are sent. `scheduled_s` counts from the start of its phase. `messages` is the OpenAI conversation, its texts already
-    token-exact. `shared_tokens` is the part of `prompt_tokens` that an earlier request of the same namespace
-    carried as its opening: what an infinite, fleet-wide cache could reuse, before rounding to blocks.
+    `phase` is `prime` or `measured`; which of the latter are trimmed is told by the times at which they are due, which
+    a closed loop only knows when it sends them. `scheduled_s` counts from the start of its phase. `messages` is the
+    OpenAI conversation, its texts already token-exact. `shared_tokens` is the part of `prompt_tokens` that an earlier
+    request of the same namespace carried as its opening: what an infinite, fleet-wide cache could reuse, before
+    rounding to blocks.
     """
 
     index: int

@@ -14,29 +14,32 @@ from rich import box
 from rich.table import Table
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
-from loadgen import wording
-from loadgen.charts import build_charts
+from loadgen.charts import Chart, build_charts
 from loadgen.columns import RequestLog
-from loadgen.comparison import METRIC_BY_NAME, Comparison
-from loadgen.grade import ObjectiveGrade, PolicyGrade, PredictionCount, PredictionGrade
+from loadgen.fleet_charts import fleet_charts
+from loadgen.fleet_rows import FleetRow
 from loadgen.leaderboard import leaderboard_chart
-from loadgen.summary import Summary, columns_by_policy, decided, verdict_sentence
+from loadgen.report_rows import (
+    CLASSES,
+    LEADERBOARD,
+    REUSE,
+    RUNS,
+    class_rows,
+    comparison_rows,
+    latency_rows,
+    leaderboard_row,
+    loop_label,
+    objective_row,
+    prediction_rows,
+    reason_rows,
+    reuse_rows,
+    run_rows,
+)
+from loadgen.summary import Summary, columns_by_policy, verdict_sentence
 from slo.objective import Objective
 
 COLUMN_POLICIES = 3
 """More policies than this don't fit side by side into a narrow terminal."""
-LEADERBOARD = (
-    "policy",
-    "TTFT p50 ms",
-    "TTFT p95 ms",
-    "TTFT p99 ms",
-    "TPOT p95 ms",
-    "hit tokens",
-    "goodput req/s",
-    "not completed",
-    "busiest / mean",
-    "decision p99 µs",
-)
 
 
 def render_report(
@@ -46,35 +49,54 @@ def render_report(
     config: Mapping[str, Any],
     *,
     block_size: int = DEFAULT_BLOCK_SIZE,
+    fleet: Sequence[FleetRow] = (),
 ) -> str:
-    """The report as one HTML page; `config` is everything needed to run it again."""
+    """The report as one HTML page; `config` is everything needed to run it again, `fleet` what the engines said."""
     columns = columns_by_policy(log, list(summary.policies))
-    charts = build_charts(columns, objectives, block_size=block_size, workers=summary.workers)
+    charts = build_charts(columns, objectives, block_size=block_size, workers=summary.workers) + fleet_charts(fleet)
     leaderboard_charts = [chart for chart in (leaderboard_chart(summary.policies),) if chart.traces]
     *sentences, verdict = verdict_sentence(summary).splitlines()
-    template = Environment(
+    policies = summary.policies.items()
+    return render_page(
+        "report.html.j2",
+        (*leaderboard_charts, *charts),
+        config,
+        state=summary.verdict,
+        summary=summary,
+        loop_kind=loop_label(summary.runs),
+        sentences=[*sentences, verdict.partition(" – ")[2]],
+        leaderboard_header=LEADERBOARD,
+        leaderboard=[leaderboard_row(name, own) for name, own in policies],
+        latencies=[row for name, own in policies for row in latency_rows(name, own)],
+        comparison=comparison_rows(summary),
+        objectives=[objective_row(name, objective) for name, own in policies for objective in own.objectives],
+        classes_header=CLASSES,
+        classes=[row for name, own in policies for row in class_rows(name, own)],
+        reuse_header=REUSE,
+        reuse=reuse_rows(summary),
+        runs_header=RUNS,
+        runs=run_rows(summary.runs),
+        reasons=[row for name, own in policies for row in reason_rows(name, own)],
+        predictions=[row for name, own in policies for row in prediction_rows(name, own)],
+        leaderboard_charts=leaderboard_charts,
+        charts=charts,
+    )
+
+
+def render_page(template: str, drawn: Sequence[Chart], config: Mapping[str, Any], **values: Any) -> str:
+    """One page from a template beside this file, with the figures of the drawn charts and all scripts inside."""
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=select_autoescape(["html", "j2"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template("report.html.j2")
-    return template.render(
-        summary=summary,
-        sentences=[*sentences, verdict.partition(" – ")[2]],
-        leaderboard_header=LEADERBOARD,
-        leaderboard=[leaderboard_row(name, own) for name, own in summary.policies.items()],
-        comparison=_comparison_rows(summary),
-        objectives=[
-            _objective_row(name, objective) for name, own in summary.policies.items() for objective in own.objectives
-        ],
-        reasons=[row for name, own in summary.policies.items() for row in _reason_rows(name, own)],
-        predictions=[row for name, own in summary.policies.items() for row in _prediction_rows(name, own)],
-        leaderboard_charts=leaderboard_charts,
-        charts=charts,
-        figures=_script_safe({c.id: {"data": c.traces, "layout": c.layout} for c in (*leaderboard_charts, *charts)}),
+    )
+    return environment.get_template(template).render(
+        figures=_script_safe({chart.id: {"data": chart.traces, "layout": chart.layout} for chart in drawn}),
         config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True),
         plotly_js=get_plotlyjs(),
+        **values,
     )
 
 
@@ -86,15 +108,19 @@ def write_report(
     config: Mapping[str, Any],
     *,
     block_size: int = DEFAULT_BLOCK_SIZE,
+    fleet: Sequence[FleetRow] = (),
 ) -> None:
     """Write `report.html`."""
-    path.write_text(render_report(summary, log, objectives, config, block_size=block_size), encoding="utf-8")
+    page = render_report(summary, log, objectives, config, block_size=block_size, fleet=fleet)
+    path.write_text(page, encoding="utf-8")
 
 
 def console_table(summary: Summary) -> Table:
     """The leaderboard for a terminal: a column a policy; where they are many, a row a policy, without TTFT p99."""
     lines = [list(LEADERBOARD), *(leaderboard_row(policy, own) for policy, own in summary.policies.items())]
-    title = f"{summary.scenario} on {summary.workers} × {summary.engine}"
+    loop = loop_label(summary.runs)
+    closed = f", {loop}" if loop.startswith("closed") else ""
+    title = f"{summary.scenario} on {summary.workers} × {summary.engine}{closed}"
     if len(summary.policies) > COLUMN_POLICIES:
         left_out = LEADERBOARD.index("TTFT p99 ms")
         lines = [line[:left_out] + line[left_out + 1 :] for line in lines]
@@ -113,92 +139,36 @@ def console_table(summary: Summary) -> Table:
 
 
 def markdown_summary(summary: Summary) -> str:
-    """Verdict, leaderboard and objectives in GitHub's Markdown, for a pull request or a step summary."""
+    """Verdict, leaderboard, intervals, objectives and classes in GitHub's Markdown, for a pull request or a step
+    summary."""
     sentences = "\n".join(f"- {line}" for line in verdict_sentence(summary).splitlines())
-    rows = [leaderboard_row(name, own) for name, own in summary.policies.items()]
-    graded = [_objective_row(name, o) for name, own in summary.policies.items() for o in own.objectives]
+    policies = summary.policies.items()
+    graded = [objective_row(name, o) for name, own in policies for o in own.objectives]
+    keys = ("policy", "name", "rule", "measured", "ci95", "result")
+    loop = loop_label(summary.runs)
     parts = [
         f"## prefixwatch: {summary.scenario} – {summary.verdict}",
+        f"{summary.workers} × {summary.engine}{', ' + loop if loop else ''}, {summary.repeats} repeats",
         sentences,
-        _markdown_table(LEADERBOARD, rows),
+        _markdown_table(LEADERBOARD, [leaderboard_row(name, own) for name, own in policies]),
+        _markdown_table(("policy", "figure", "p50", "p95", "p99"), _markdown_latencies(summary)),
     ]
     if graded:
         header = ("policy", "objective", "rule", "measured", "95 % CI", "result")
-        keys = ("policy", "name", "rule", "measured", "ci95", "result")
         parts.append(_markdown_table(header, [[row[key] for key in keys] for row in graded]))
+    if classes := [row for name, own in policies for row in class_rows(name, own)]:
+        parts.append(_markdown_table(CLASSES, classes))
+    if reuse := reuse_rows(summary):
+        parts.append(_markdown_table(REUSE, reuse))
     return "\n\n".join(parts) + "\n"
 
 
-def leaderboard_row(policy: str, own: PolicyGrade) -> list[str]:
-    """A policy's figures in the order of `LEADERBOARD`; latency beside the share of requests that got none."""
-    lost = own.requests.scheduled - own.requests.completed
+def _markdown_latencies(summary: Summary) -> list[list[str]]:
     return [
-        policy,
-        *(wording.number(value) for value in (own.ttft_ms.p50, own.ttft_ms.p95, own.ttft_ms.p99, own.tpot_ms.p95)),
-        wording.percent(own.prefix.hit_ratio),
-        wording.number(own.goodput_rps),
-        wording.percent(lost / own.requests.scheduled if own.requests.scheduled else None),
-        wording.number(own.hotspot.max_over_mean),
-        wording.number(own.router_decision_us.p99),
+        [row.policy, row.figure, *(f"{value} ({limits})" if limits else value for value, limits in row.cells)]
+        for name, own in summary.policies.items()
+        for row in latency_rows(name, own)
     ]
-
-
-def _comparison_rows(summary: Summary) -> dict[str, list[dict[str, Any]]]:
-    """The comparisons with the baseline, by policy."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for found in summary.comparison:
-        rows.setdefault(found.a, []).append(_comparison_row(found))
-    return rows
-
-
-def _comparison_row(found: Comparison) -> dict[str, Any]:
-    metric = METRIC_BY_NAME[found.metric]
-    return {
-        "metric": f"{metric.title}{', ' + metric.unit if metric.unit else ''}",
-        "pairs": found.pairs,
-        "b": wording.number(found.b_value),
-        "a": wording.number(found.a_value),
-        "difference": wording.signed(found.difference),
-        "relative": wording.signed_percent(found.relative),
-        "ci95": wording.interval(found.ci95),
-        "p": wording.number(found.p_adjusted, 2),
-        "effect": wording.effect(found),
-    }
-
-
-def _objective_row(policy: str, objective: ObjectiveGrade) -> dict[str, str]:
-    return {
-        "policy": policy,
-        "name": objective.name,
-        "rule": objective.rule,
-        "measured": wording.percent(objective.measured),
-        "ci95": wording.percent_interval(objective.ci95),
-        "good": f"{objective.good:,} of {objective.total:,}",
-        "excluded": f"{objective.excluded:,}",
-        "result": {"pass": "met", "fail": "missed", "inconclusive": "undecided"}[decided(objective)],
-    }
-
-
-def _reason_rows(policy: str, own: PolicyGrade) -> list[list[str]]:
-    placed = sum(own.reasons.values())
-    return [[policy, reason, wording.percent(count / placed), f"{count:,}"] for reason, count in own.reasons.items()]
-
-
-def _prediction_rows(policy: str, own: PolicyGrade) -> list[list[str]]:
-    """What became of the predicted hit tokens, all together and by cause."""
-    prediction = own.prediction
-    if prediction is None:
-        return []
-    causes = [(cause.replace("_", " "), *_counts(count)) for cause, count in prediction.by_cause.items()]
-    rows = [("all", *_counts(prediction)), *causes] if len(causes) > 1 else causes
-    return [
-        [policy, cause, wording.percent(requests / prediction.requests), f"{requests:,}", *(f"{n:,}" for n in tokens)]
-        for cause, requests, *tokens in rows
-    ]
-
-
-def _counts(count: PredictionCount | PredictionGrade) -> tuple[int, int, int]:
-    return count.requests, count.predicted_tokens or 0, count.delivered_tokens or 0
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from documents import DocumentError, load
 from loadgen.arrival_keys import Arrivals
+from loadgen.plan import Trimming
 from loadgen.prompt_keys import (
     Documents,
     DynamicFront,
@@ -25,7 +26,6 @@ from loadgen.prompt_keys import (
     Timeouts,
     ToolSchemas,
 )
-from loadgen.plan import Trimming
 from loadgen.section import Section
 
 __all__ = ["Arrivals", "Replay", "Scenario", "Search", "Tenant", "Timeouts", "load_scenario", "shipped_scenarios"]

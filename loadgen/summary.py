@@ -19,8 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from loadgen.columns import Columns, RequestLog
 from loadgen.comparison import Comparison, compare_policies
-from loadgen.grade import ObjectiveGrade, PolicyGrade, grade_policy
+from loadgen.grade import grade_policy
+from loadgen.graded import ObjectiveGrade, PolicyGrade
 from loadgen.records import table_of
+from loadgen.run_figures import RunFigures, run_notes
 from loadgen.steady_state import notes
 from loadgen.validity import invalid_reasons
 from loadgen.wording import change, number, percent
@@ -49,6 +51,7 @@ class RunFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     client_reasons: Sequence[str] = ()
     """Why the load generator's own checks call the run invalid."""
+    runs: Sequence[RunFigures] = ()
 
 
 class Validity(BaseModel):
@@ -79,6 +82,9 @@ class Summary(BaseModel):
     notes: list[str] = Field(
         default=[], description="what to know before comparing percentiles: warm-up, a queue that kept growing"
     )
+    runs: list[RunFigures] = Field(
+        default=[], description="each run's loop, what the client added, and the engines' own counters"
+    )
     verdict: Verdict
 
     def to_json(self) -> str:
@@ -90,7 +96,8 @@ def build_summary(log: RequestLog, objectives: Sequence[Objective], facts: RunFa
 
     `seed` makes the resampling repeatable.
     """
-    columns = columns_by_policy(log, facts.policies)
+    table = log if isinstance(log, pa.Table) else table_of(log)
+    columns = columns_by_policy(table, facts.policies)
     policies = {
         name: grade_policy(own, objectives, workers=facts.workers, block_size=facts.block_size, warm=facts.warm)
         for name, own in columns.items()
@@ -116,7 +123,12 @@ def build_summary(log: RequestLog, objectives: Sequence[Objective], facts: RunFa
         policies=policies,
         comparison=compare_policies(columns, objectives, seed=seed),
         validity=Validity(valid=not reasons, reasons=reasons),
-        notes=[*_trimmed(policies), *(note for name, own in columns.items() for note in notes(name, own))],
+        notes=[
+            *_trimmed(policies),
+            *run_notes(facts.runs, table),
+            *(note for name, own in columns.items() for note in notes(name, own)),
+        ],
+        runs=list(facts.runs),
         verdict=_verdict(policies, valid=not reasons),
     )
 

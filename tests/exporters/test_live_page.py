@@ -9,9 +9,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from exporters.histogram import Histogram
-from exporters.quality import flags
-from exporters.router_records import DOUBTS
 
 import exporters.live
 import loadgen.report
@@ -21,6 +18,9 @@ from exporters.live.history import History, Sample, by_name, take_sample
 from exporters.live.pages import POLICY
 from exporters.live.view import BAD, DOUBTFUL, NEUTRAL, Card, LiveView, live_view
 from exporters.live.wording import count, percent, seconds, share
+from exporters.requests.router_records import DOUBTS
+from exporters.scraping.histogram import Histogram
+from exporters.scraping.quality import flags
 from slo.document import load_request_objectives
 from tests.exporters.conftest import Feed, MakeTarget
 from tests.exporters.live_fleet import APPS, LiveFleet

@@ -24,7 +24,7 @@ def request(index: int, session: str, turn: int = 0, **more: object) -> PlannedR
     fixed = {"tenant": "-", "group": "-", "request_class": "c", "phase": "measured", "scheduled_s": 0.0}
     sizes = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "prompt_tokens": 1, "shared_tokens": 0}
     return PlannedRequest(
-        **{"index": index, "session": session, "turn": turn, **fixed, **sizes, **more}
+        **{"index": index, "session": session, "turn": turn, **fixed, **sizes, **more}  # type: ignore[arg-type]  # fields by name
     )  # fields by name
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from loadgen.columns import Columns
-from loadgen.grade import PolicyGrade, grade_policy
+from loadgen.grade import grade_policy
+from loadgen.graded import PolicyGrade
 from loadgen.http_client import HttpClient, Target
 from loadgen.open_loop import OpenLoop, RequestOptions
 from loadgen.plan import Plan, PlannedRequest

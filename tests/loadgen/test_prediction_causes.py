@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from loadgen.grade import PredictionCount, grade
+from loadgen.grade import grade
+from loadgen.graded import PredictionCount
 from loadgen.prediction import note_prediction_causes
 from loadgen.records import Outcome, RequestRecord, read_requests, write_requests
 

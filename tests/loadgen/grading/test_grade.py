@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.columns import Columns
-from loadgen.grade import Percentiles, PolicyGrade, grade, grade_hotspot
+from loadgen.grade import grade, grade_hotspot
+from loadgen.graded import Percentiles, PolicyGrade
 from loadgen.records import Outcome, RequestRecord
 from slo.document import load_objectives
 from slo.objective import Condition, Objective, RequestField, TimeWindow

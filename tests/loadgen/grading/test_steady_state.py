@@ -9,7 +9,7 @@ from loadgen.columns import Columns
 from loadgen.records import RequestRecord
 from loadgen.steady_state import mser, notes, steady_state
 
-TIMES = np.arange(600) * 0.1
+TIMES = np.arange(600, dtype=np.float64) * 0.1
 
 
 def test_a_settled_run_has_no_warm_up_worth_a_word_and_no_drift() -> None:
