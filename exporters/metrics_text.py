@@ -33,10 +33,12 @@ from exporters.scraping.target import Target
 from exporters.source import Source
 
 _UNKNOWN = "unknown"
+_END = b"# EOF\n"
+"""What an OpenMetrics page ends with."""
 
 
-class FleetCollector(Collector):
-    """Metric families of the current state of all targets, and of the other sources.
+class FleetPage:
+    """Metric families of the current state of all targets, and of the other sources, a part at a time.
 
     A family that several can give is taken from the first that has samples, sources in order of trust before the
     scraped pages: the same requests must not be counted twice.
@@ -50,56 +52,62 @@ class FleetCollector(Collector):
         gone: Sequence[HasStore] = (),
     ) -> None:
         """`gone` stands for targets that are no more: sums over the fleet keep what they counted."""
-        self._targets = targets
-        self._sources = sources
+        self._targets = tuple(targets)
+        self._sources = tuple(sources)
         self._gone = gone
         self._clock = clock
 
-    def collect(self) -> Iterator[Metric]:
+    def parts(self) -> Iterator[list[Metric]]:
+        """Lists of families. Each is made when it is asked for, so that a page of many targets is never held whole as
+        objects, ten times the size of its text; nothing is half done between two of them."""
         now = self._clock()
         written: set[str] = set()
-        scraped = _scraped(self._targets, self._gone, now)
-        for family in chain(*(source.metrics(now) for source in self._sources), scraped):
-            if family.samples and family.name not in written:
-                written.add(family.name)
-                yield family
+        sources = (list(source.metrics(now)) for source in self._sources)
+        for families in chain(sources, _scraped(self._targets, self._gone, now)):
+            fresh = [family for family in families if family.samples and family.name not in written]
+            written.update(family.name for family in fresh)
+            yield fresh
+        yield list(ProcessCollector(registry=None).collect())
 
 
-def _scraped(targets: Sequence[Target], gone: Sequence[HasStore], now_seconds: float) -> Iterator[Metric]:
+def _scraped(targets: Sequence[Target], gone: Sequence[HasStore], now_seconds: float) -> Iterator[list[Metric]]:
     ever: list[HasStore] = [*targets, *gone]
     fleet = derive_fleet(targets)
-    yield from _prefix_tokens(targets, fleet)
-    yield from _router_families(ever)
-    yield from _router_state(targets)
-    yield from _hotspots(fleet)
-    yield from _ttft_deltas(fleet)
-    yield from kv_event_families(
-        (target.name, counts) for target in targets if target.kv_events and (counts := target.kv_events.counts())
+    yield _prefix_tokens(targets, fleet)
+    yield _router_families(ever)
+    yield [*_router_state(targets), *_hotspots(fleet), *_ttft_deltas(fleet)]
+    yield list(
+        kv_event_families(
+            (target.name, counts) for target in targets if target.kv_events and (counts := target.kv_events.counts())
+        )
     )
-    yield from _engine_gauges(targets)
-    yield from engine_families(targets, gone)
-    yield from _quality(targets, now_seconds)
-    yield from _target_health(targets, now_seconds)
+    yield _engine_gauges(targets)
+    yield list(engine_families(targets, gone))
+    yield _quality(targets, now_seconds)
+    yield _target_health(targets, now_seconds)
 
 
 def render(
     targets: Sequence[Target], accept: str = "", sources: Sequence[Source] = (), gone: Sequence[HasStore] = ()
 ) -> tuple[bytes, str]:
     """The page and its content type: OpenMetrics for who accepts it, else Prometheus text."""
-    return encode(collect(targets, sources, gone), accept)
+    page = FleetPage(targets, sources, gone=gone)
+    return whole([encode(part, accept) for part in page.parts()], accept)
 
 
-def collect(targets: Sequence[Target], sources: Sequence[Source] = (), gone: Sequence[HasStore] = ()) -> list[Metric]:
-    """All families as they are now."""
-    return [*FleetCollector(targets, sources, gone=gone).collect(), *ProcessCollector(registry=None).collect()]
-
-
-def encode(families: Sequence[Metric], accept: str = "") -> tuple[bytes, str]:
-    """These families as a page, and its content type. Needs nothing but them, so it may run in a thread."""
-    encoder, content_type = choose_encoder(accept)
+def encode(families: Sequence[Metric], accept: str = "") -> bytes:
+    """These families as a part of a page. Needs nothing but them, so it may run in a thread."""
+    encoder, _ = choose_encoder(accept)
     registry = CollectorRegistry()
     registry.register(_Collected(families))
-    return encoder(registry), content_type
+    return encoder(registry).removesuffix(_END)
+
+
+def whole(parts: Sequence[bytes], accept: str = "") -> tuple[bytes, str]:
+    """The page of these parts, and its content type."""
+    _, content_type = choose_encoder(accept)
+    end = _END if content_type.startswith("application/openmetrics-text") else b""
+    return b"".join((*parts, end)), content_type
 
 
 class _Collected(Collector):

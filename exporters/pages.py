@@ -14,7 +14,7 @@ from exporters.exporter import Exporter
 from exporters.fleet_api import fleet_document
 from exporters.http.web_config import WebSecurity
 from exporters.live.pages import LivePage
-from exporters.metrics_text import collect, encode
+from exporters.metrics_text import FleetPage, encode, whole
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Reload = Callable[[], Awaitable[str]]
@@ -28,9 +28,11 @@ def web_app(exporter: Exporter, reload: Reload, security: WebSecurity | None = N
 
     async def metrics(request: web.Request) -> web.Response:
         await _derive(exporter)
-        families = collect(exporter.targets, exporter.sources, exporter.departed.holders())
+        accept = request.headers.get("Accept", "")
+        page = FleetPage(exporter.targets, exporter.sources, gone=exporter.departed.holders())
         # A thousand targets' page takes a second to write: scrapes go on meanwhile.
-        body, content_type = await asyncio.to_thread(encode, families, request.headers.get("Accept", ""))
+        parts = [await asyncio.to_thread(encode, families, accept) for families in page.parts()]
+        body, content_type = whole(parts, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def fleet(_: web.Request) -> web.Response:
