@@ -194,7 +194,7 @@ FAULTS: Mapping[str, Fault] = {
         "an engine's metrics page answers 500 while it serves",
         "metrics_endpoint_failing",
         frozenset({"MetricsEndpointFailing"}),
-        frozenset({"TargetDown"}),
+        frozenset({"TargetDown", "DataQualityMisleading"}),
         settings=DrillSettings(proxied=frozenset({"exporter"})),
         inject=_break_metrics_page,
     ),

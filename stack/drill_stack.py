@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,11 +26,19 @@ from engines.tiny_model import default_model_dir
 from router.config import PolicyConfig
 from stack.errors import UsageError
 from stack.fault_proxy import EventFaults, HttpFaults, event_relay, http_proxy
+from stack.monitoring import (
+    alertmanager_command,
+    alertmanager_config,
+    binary,
+    prometheus_command,
+    prometheus_config,
+    routes,
+)
 
 _READY_SECONDS = 60.0
+_PATIENT = {"patience_ratio": 0.25}
+"""Sessions stay at home through the short queues of a small machine."""
 Way = Literal["router", "exporter", "events"]
-_BINARIES = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
-"""Names under which they may be installed; Debian's comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,7 @@ class DrillSettings:
     """Settings of the first engine alone."""
     engine_template_prefix: str = ""
     """What the engines' chat template puts in front of a conversation and the router's doesn't."""
-    policy: PolicyConfig = PolicyConfig(name="affinity", options={"patience_ratio": 0.25})
-    """By default sessions stay at home through the short queues of a small machine."""
+    policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(name="affinity", options=_PATIENT))
     cache_view: str = "events"
     salted_tenants: Sequence[str] = ("acme", "globex", "initech")
     router_hears_events: bool = True
@@ -96,7 +103,7 @@ async def drill_stack(
     """The stack with the rule files of a folder and an Alertmanager configuration, all of whose receivers become the
     webhook. Raises UsageError when a binary is missing, ProcessFailed when a part doesn't start.
     """
-    binaries = {name: _binary(name) for name in _BINARIES}
+    binaries = {name: _binary(name) for name in ("prometheus", "alertmanager")}
     folder.mkdir(parents=True, exist_ok=True)
     notices: list[Notice] = []
     async with contextlib.AsyncExitStack() as cleanup:
@@ -107,20 +114,20 @@ async def drill_stack(
         parts.write("router.yaml", _router_config(settings, engines, router))
         parts.write("exporter.yaml", _exporter_config(engines, f"http://{router}", exporter))
         parts.write("alertmanager.yml", _to_webhook(alertmanager, webhook))
-        parts.write("prometheus.yml", _prometheus_config(rules, exporter, manager))
+        parts.write("prometheus.yml", prometheus_config(exporter, "1s", rules=rules, alertmanager=manager))
         await asyncio.gather(
             parts.run("router", _own("router", folder), f"http://{router}/health"),
             parts.run("exporter", _own("exporter", folder), f"http://{exporter}/-/healthy"),
         )
         await parts.run(
             "prometheus",
-            _prometheus_command(binaries["prometheus"], folder, prometheus),
+            prometheus_command(binaries["prometheus"], folder, prometheus),
             f"http://{prometheus}/-/ready",
         )
         await _scraped(f"http://{prometheus}")
         await parts.run(
             "alertmanager",
-            _alertmanager_command(binaries["alertmanager"], folder, manager),
+            alertmanager_command(binaries["alertmanager"], folder, manager),
             f"http://{manager}/-/ready",
         )
         yield DrillStack(engines, f"http://{router}", f"http://{exporter}", f"http://{prometheus}", notices)
@@ -201,7 +208,7 @@ def _engine_model(template_prefix: str, folder: Path) -> Path:
 
 
 def _binary(name: str) -> str:
-    found = next((path for each in _BINARIES[name] if (path := shutil.which(each))), None)
+    found = binary(name)
     if found is None:
         raise UsageError(f"no {name} on PATH: scripts/install-test-tools installs it on Debian")
     return found
@@ -252,50 +259,16 @@ def _exporter_config(engines: Sequence[EngineParts], router_url: str, address: s
     }
 
 
-def _prometheus_config(rules: Path, exporter: str, alertmanager: str) -> dict[str, Any]:
-    return {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(rules / "*.yaml"), str(rules / "*.yml")],
-        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
-        "scrape_configs": [{"job_name": "prefixwatch", "static_configs": [{"targets": [exporter]}]}],
-    }
-
-
-def _prometheus_command(binary: str, folder: Path, address: str) -> list[str]:
-    return [
-        binary,
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'prometheus'}",
-        f"--web.listen-address={address}",
-    ]
-
-
-def _alertmanager_command(binary: str, folder: Path, address: str) -> list[str]:
-    return [
-        binary,
-        f"--config.file={folder / 'alertmanager.yml'}",
-        f"--storage.path={folder / 'alertmanager'}",
-        f"--web.listen-address={address}",
-        "--cluster.listen-address=",
-    ]
-
-
 def _to_webhook(alertmanager: Path, webhook: str) -> dict[str, Any]:
     """The shipped configuration with its routes and inhibitions, but every receiver the webhook, and no waiting."""
-    config: dict[str, Any] = yaml.safe_load(alertmanager.read_text(encoding="utf-8"))
-    config["receivers"] = [
-        {"name": each["name"], "webhook_configs": [{"url": webhook, "send_resolved": False}]}
-        for each in config["receivers"]
-    ]
-    for route in _routes(config["route"]):
+
+    def receiver(name: str) -> dict[str, Any]:
+        return {"name": name, "webhook_configs": [{"url": webhook, "send_resolved": False}]}
+
+    config: dict[str, Any] = alertmanager_config(receiver, alertmanager)
+    for route in routes(config["route"]):
         route |= {"group_wait": "1s", "group_interval": "1s"}
     return config
-
-
-def _routes(route: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield route
-    for below in route.get("routes", ()):
-        yield from _routes(below)
 
 
 @contextlib.asynccontextmanager

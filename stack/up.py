@@ -1,4 +1,4 @@
-"""The whole local stack until Ctrl-C: engines, router, exporter, and Prometheus where its binary is found."""
+"""The whole local stack until Ctrl-C: engines, router, exporter, and where they are found Prometheus and Alertmanager."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,12 +18,20 @@ from rich.table import Table
 
 from engines import fleet
 from engines.fleet import EngineHandle
-from engines.process import ManagedProcess, free_port
+from engines.process import ManagedProcess, free_ports
 from engines.tiny_model import default_model_dir
 from exporters.config import TargetConfig
 from router.config import WorkerConfig
 from stack.config import ENVIRONMENT_PREFIX, PrefixwatchConfig
 from stack.fleet import as_workers, start_engines, start_router
+from stack.monitoring import (
+    SHIPPED_RULES,
+    alertmanager_command,
+    alertmanager_config,
+    binary,
+    prometheus_command,
+    prometheus_config,
+)
 
 _READY_SECONDS = 30.0
 _WATCH_SECONDS = 0.5
@@ -54,10 +61,7 @@ async def _up(config: PrefixwatchConfig, folder: Path, console: Console) -> None
         router_url = f"http://{router_config.host}:{router_config.port}"
         parts.append(await _start_exporter(config, workers, router_url, folder))
         urls = [("router", f"{router_url}/v1"), ("exporter", f"http://{config.exporter.listen}/")]
-        if binary := shutil.which("prometheus"):
-            prometheus, url = await _start_prometheus(binary, config, folder)
-            parts.append(prometheus)
-            urls.append(("Prometheus", url))
+        urls += await _start_monitoring(config, folder, parts)
         console.print(_table([*urls, *((worker.name, worker.url) for worker in workers)]))
         console.print("Ctrl-C stops everything.")
         await _watch(parts, [engine.process for engine in engines], stopped, console)
@@ -99,27 +103,30 @@ def _plain(value: object) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
-async def _start_prometheus(binary: str, config: PrefixwatchConfig, folder: Path) -> tuple[ManagedProcess, str]:
-    port = free_port()
-    settings = {
-        "global": {"scrape_interval": f"{config.exporter.interval_seconds:g}s"},
-        "scrape_configs": [
-            {
-                "job_name": "prefixwatch",
-                "static_configs": [{"targets": [config.exporter.listen]}],
-            }
-        ],
-    }
+async def _start_monitoring(
+    config: PrefixwatchConfig, folder: Path, parts: list[ManagedProcess]
+) -> list[tuple[str, str]]:
+    """Prometheus with the shipped rules, and an Alertmanager that tells nobody: alerts are on its page. Both where
+    their binaries are found; answers with their addresses."""
+    prometheus, manager = binary("prometheus"), binary("alertmanager")
+    if prometheus is None:
+        return []
+    at, manager_at = (f"127.0.0.1:{port}" for port in free_ports(2))
+    interval = f"{config.exporter.interval_seconds:g}s"
+    alerting = manager_at if manager else None
+    settings = prometheus_config(config.exporter.listen, interval, rules=SHIPPED_RULES, alertmanager=alerting)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    command = [
-        binary,
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'prometheus'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    process = ManagedProcess("prometheus", command, folder / "prometheus.log")
-    await _ready_or_stopped(process, f"http://127.0.0.1:{port}/-/ready")
-    return process, f"http://127.0.0.1:{port}/"
+    urls = [("Prometheus", f"http://{at}/")]
+    parts.append(ManagedProcess("prometheus", prometheus_command(prometheus, folder, at), folder / "prometheus.log"))
+    await parts[-1].wait_ready(f"http://{at}/-/ready", _READY_SECONDS)
+    if manager:
+        silent = alertmanager_config(lambda name: {"name": name})
+        (folder / "alertmanager.yml").write_text(yaml.safe_dump(silent, sort_keys=False), encoding="utf-8")
+        command = alertmanager_command(manager, folder, manager_at)
+        parts.append(ManagedProcess("alertmanager", command, folder / "alertmanager.log"))
+        await parts[-1].wait_ready(f"http://{manager_at}/-/ready", _READY_SECONDS)
+        urls.append(("Alertmanager", f"http://{manager_at}/"))
+    return urls
 
 
 async def _ready_or_stopped(process: ManagedProcess, url: str) -> None:

@@ -58,6 +58,12 @@ def test_the_stack_comes_up_measures_and_leaves_nothing_behind(tmp_path: Path) -
         completed = 'prefixwatch_requests_total{class="default",outcome="completed"}'
         assert _eventually(urls["Prometheus"], completed) == 2
         assert _eventually(urls["Prometheus"], "prefixwatch_isolation_audited_requests_total") == 2
+        groups = get(f"{urls['Prometheus']}/api/v1/rules")["data"]["groups"]
+        health = {rule["health"] for group in groups for rule in group["rules"]}
+        assert len(groups) > 20
+        assert "err" not in health
+        if "Alertmanager" in urls:
+            assert get(f"{urls['Alertmanager']}/api/v2/status")["cluster"]["status"] == "disabled"
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
