@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
-from loadgen.graded import ObjectiveGrade
+from loadgen.graded import ObjectiveGrade, PolicyGrade
 from loadgen.summary import Summary, decided, judged_policies
-from loadgen.wording import percent
+from loadgen.wording import number, percent
 
 
 def junit_tree(summary: Summary) -> Element:
@@ -17,6 +17,7 @@ def junit_tree(summary: Summary) -> Element:
     judged = judged_policies(summary)
     for policy, own in summary.policies.items():
         suite = SubElement(root, "testsuite", name=policy)
+        _add_properties(suite, own)
         for objective in own.objectives:
             case = SubElement(suite, "testcase", classname=f"{summary.scenario}.{policy}", name=objective.name)
             _add_result(case, summary, objective, judged=policy in judged)
@@ -27,7 +28,7 @@ def junit_tree(summary: Summary) -> Element:
             )
         elif own.isolation_violations is None:
             SubElement(isolation, "skipped", message="can't be told: no reuse is reported, or the caches were warm")
-        suite.set("tests", str(len(suite)))
+        suite.set("tests", str(len(suite.findall("testcase"))))
         for tag in ("failure", "skipped"):
             suite.set("failures" if tag == "failure" else tag, str(len(suite.findall(f"testcase/{tag}"))))
     return root
@@ -37,6 +38,22 @@ def write_junit(path: Path, summary: Summary) -> None:
     root = junit_tree(summary)
     indent(root)
     ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _add_properties(suite: Element, own: PolicyGrade) -> None:
+    """Each request class's own figures: no test cases, because objectives decide as they are written."""
+    if not own.classes:
+        return
+    properties = SubElement(suite, "properties")
+    for name, found in own.classes.items():
+        figures = {
+            "requests": f"{found.requests.scheduled}",
+            "ttft_p95_ms": number(found.ttft_ms.p95),
+            "goodput": percent(found.goodput_ratio),
+            **{objective.name: percent(objective.measured) for objective in found.objectives},
+        }
+        for figure, value in figures.items():
+            SubElement(properties, "property", name=f"{name}.{figure}", value=value)
 
 
 def _add_result(case: Element, summary: Summary, objective: ObjectiveGrade, *, judged: bool) -> None:

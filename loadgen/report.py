@@ -23,7 +23,6 @@ from loadgen.report_rows import (
     CLASSES,
     LEADERBOARD,
     REUSE,
-    RUNS,
     class_rows,
     comparison_rows,
     latency_rows,
@@ -33,7 +32,7 @@ from loadgen.report_rows import (
     prediction_rows,
     reason_rows,
     reuse_rows,
-    run_rows,
+    run_table,
 )
 from loadgen.summary import Summary, columns_by_policy, verdict_sentence
 from slo.objective import Objective
@@ -67,15 +66,14 @@ def render_report(
         sentences=[*sentences, verdict.partition(" – ")[2]],
         leaderboard_header=LEADERBOARD,
         leaderboard=[leaderboard_row(name, own) for name, own in policies],
-        latencies=[row for name, own in policies for row in latency_rows(name, own)],
+        latencies={name: latency_rows(own) for name, own in policies},
         comparison=comparison_rows(summary),
         objectives=[objective_row(name, objective) for name, own in policies for objective in own.objectives],
         classes_header=CLASSES,
         classes=[row for name, own in policies for row in class_rows(name, own)],
         reuse_header=REUSE,
         reuse=reuse_rows(summary),
-        runs_header=RUNS,
-        runs=run_rows(summary.runs),
+        runs=run_table(summary.runs),
         reasons=[row for name, own in policies for row in reason_rows(name, own)],
         predictions=[row for name, own in policies for row in prediction_rows(name, own)],
         leaderboard_charts=leaderboard_charts,
@@ -151,7 +149,7 @@ def markdown_summary(summary: Summary) -> str:
         f"{summary.workers} × {summary.engine}{', ' + loop if loop else ''}, {summary.repeats} repeats",
         sentences,
         _markdown_table(LEADERBOARD, [leaderboard_row(name, own) for name, own in policies]),
-        _markdown_table(("policy", "figure", "p50", "p95", "p99"), _markdown_latencies(summary)),
+        _markdown_table(("policy", "milliseconds", "p50", "p95", "p99"), _markdown_latencies(summary)),
     ]
     if graded:
         header = ("policy", "objective", "rule", "measured", "95 % CI", "result")
@@ -165,9 +163,9 @@ def markdown_summary(summary: Summary) -> str:
 
 def _markdown_latencies(summary: Summary) -> list[list[str]]:
     return [
-        [row.policy, row.figure, *(f"{value} ({limits})" if limits else value for value, limits in row.cells)]
+        [name, row.figure, *(f"{value} ({limits})" if limits else value for value, limits in row.cells)]
         for name, own in summary.policies.items()
-        for row in latency_rows(name, own)
+        for row in latency_rows(own)
     ]
 
 

@@ -26,6 +26,7 @@ from engines.tiny_model import default_model_dir
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from kvcache.tokenizer import Tokenizer
 from loadgen.fleet_rows import FleetRow
+from loadgen.levels_report import write_levels_report
 from loadgen.records import RequestRecord, read_requests
 from loadgen.run_config import RunConfig
 from loadgen.scenario import Scenario
@@ -39,7 +40,7 @@ from stack.load_levels import LevelRun, LevelsRequest, run_levels, write_levels
 from stack.load_process import send_load
 from stack.options import check_policies
 from stack.progress import Progress
-from stack.results import BenchRuns, write_results
+from stack.results import BenchRuns, versions, write_results
 from stack.scenario_choice import TraceOptions, chosen_scenario, scenario_notes
 from stack.schedule import Run, interleaved
 from stack.targets import check_tokenizer, served_model
@@ -167,6 +168,9 @@ class _Bench:
                 block_size=engines[0].block_size if engines else DEFAULT_BLOCK_SIZE,
             )
         write_levels(self.options.out, found)
+        report = self.options.out / "report.html"
+        write_levels_report(report, found, code, {**self._again(), "versions": versions()})
+        self.console.print(f"Report: {report}", soft_wrap=True, highlight=False)
         return found, code
 
     def _write_scenario(self, scenario: Scenario) -> Path:

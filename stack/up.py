@@ -1,4 +1,4 @@
-"""The whole local stack until Ctrl-C: engines, router, exporter, and where they are found Prometheus and Alertmanager."""
+"""The whole local stack until Ctrl-C: engines, router, exporter; Prometheus and Alertmanager where they are found."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _named(app: int, name: str) -> NamedPrefix:
 class LiveFleet:
     """So many workers; `sessions` are spread over them after the openings of six applications."""
 
-    def __init__(self, workers: int = 8, sessions: int = 400, seed: int = 1) -> None:
+    def __init__(self, workers: int = 8, sessions: int = 400, *, kv_events: bool = True, seed: int = 1) -> None:
         self.rng = random.Random(seed)
         urls = [f"http://10.0.{k // 250}.{k % 250}:8000" for k in range(workers)]
         targets = tuple(TargetConfig(name=f"w{k}", url=url) for k, url in enumerate(urls))
@@ -61,20 +61,28 @@ class LiveFleet:
             ExporterConfig(targets=targets, prefixes=named, prefix_secret="one key", interval_seconds=3600.0)
         )
         self.scrapes = 0
-        self._blocks = self._caches(workers, sessions)
+        self._sessions = 0
+        names = [target.name for target in targets] if kv_events else []
+        self._caches = {name: self.exporter.prefixes.table.join(name) for name in names}
+        self.add_sessions(sessions)
 
-    def _caches(self, workers: int, sessions: int) -> dict[str, WorkerBlocks]:
-        held = {f"w{k}": self.exporter.prefixes.table.join(f"w{k}") for k in range(workers)}
-        by_worker: dict[str, list[tuple[int, int, int]]] = {name: [] for name in held}
-        for session in range(sessions):
+    def add_sessions(self, sessions: int) -> None:
+        """Conversations, most at one worker each; few applications and documents have most of them."""
+        by_worker: dict[str, list[tuple[int, int, int]]] = {name: [] for name in self._caches}
+        for session in range(self._sessions, self._sessions + sessions):
             app = min(int(self.rng.paretovariate(1.1)) - 1, len(APPS) - 1)
             document = int(self.rng.paretovariate(0.9)) % 60
             copies = 3 if self.rng.random() < 0.03 else 1
-            for name in self.rng.sample(list(held), min(copies, workers)):
+            for name in self.rng.sample(list(by_worker), min(copies, len(by_worker))):
                 by_worker[name].append((app, document, session))
+        self._sessions += sessions
         for name, paths in by_worker.items():
-            self._store(held[name], paths)
-        return held
+            self._store(self._caches[name], paths)
+
+    def forget_all(self) -> None:
+        """Every worker drops its cache."""
+        for worker in self._caches.values():
+            worker.clear()
 
     def _store(self, worker: WorkerBlocks, paths: list[tuple[int, int, int]]) -> None:
         """Openings, documents and turns as an engine tells them: each run of blocks after the one that it continues."""
@@ -142,7 +150,7 @@ class LiveFleet:
         paths = self._paths()
         for k in range(number):
             hit = k % 2 == 0
-            path = paths[k % len(paths)]
+            path = paths[k % len(paths)] if paths else [None]
             ttft = (0.09 if hit else miss_seconds) * self.rng.uniform(0.8, 1.3)
             self.exporter.ledger.record(
                 RequestRecord(

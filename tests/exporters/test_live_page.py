@@ -1,4 +1,4 @@
-"""The live page as a browser without JavaScript, a program and a reader get it; test_live_page_browser.py has Chromium."""
+"""The live page as programs and readers without JavaScript get it; Chromium is in test_live_page_browser.py."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_named_prefixes_can_be_gone_to_and_missing_ones_are_said(page: str
 
 
 def test_page_and_report_speak_one_visual_language() -> None:
-    report = (Path(loadgen.report.__file__).parent / "report.html.j2").read_text(encoding="utf-8")
+    report = (Path(loadgen.report.__file__).parent / "report_base.html.j2").read_text(encoding="utf-8")
     live = (ASSETS / "live.css").read_text(encoding="utf-8")
 
     def palettes(css: str) -> list[dict[str, str]]:
@@ -236,7 +236,7 @@ def test_problems_of_the_exporter_itself_are_told() -> None:
 
 
 def test_every_flag_has_words(feed: Feed) -> None:
-    text = (Path(exporters.live.__file__).parent.parent / "quality.py").read_text(encoding="utf-8")
+    text = (Path(exporters.live.__file__).parent.parent / "scraping/quality.py").read_text(encoding="utf-8")
     told = set(re.findall(r'^        "(\w+)": ', text, re.M)) | set(flags(feed(QUIET, QUIET))) | set(DOUBTS)
     assert len(told) > 12
     assert told <= set(FLAG_WORDS)

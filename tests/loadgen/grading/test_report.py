@@ -159,7 +159,9 @@ def test_the_console_table_has_a_column_a_policy_and_fits_a_narrow_terminal(summ
 def test_the_markdown_summary_is_a_github_table(summary: Summary) -> None:
     text = markdown_summary(summary)
 
-    assert text.startswith("## prefixwatch: shared-prefix – pass\n\n4 × simulated, 3 repeats\n\n- cache_aware vs round_robin: ")
+    assert text.startswith(
+        "## prefixwatch: shared-prefix – pass\n\n4 × simulated, 3 repeats\n\n- cache_aware vs round_robin: "
+    )
     assert re.search(r"^\| policy \| TTFT p50 ms \|.*\n\| --- \| ---: \|", text, re.MULTILINE)
     assert "| cache_aware | ttft | 95 % of requests: TTFT ≤ 0.5 s | 100 % |" in text
 

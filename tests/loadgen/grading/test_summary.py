@@ -60,6 +60,7 @@ def test_it_has_the_keys_of_the_contract(summary: Summary) -> None:
         "block_hit_ratio",
         "hit_tokens_p50",
         "hit_tokens_p95",
+        "expected_hit_tokens",
     }
     assert policy["hotspot"].keys() == {"max_over_mean", "overloaded_share", "top_share"}
     assert {"goodput_rps", "isolation_violations"} <= policy.keys()
