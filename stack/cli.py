@@ -9,10 +9,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from stack.cli_dashboards import dashboards_app
+from stack.cli_engines import engines_app
+from stack.cli_exporter import exporter_app
+from stack.cli_shared import JsonFlag, finish, names
+from stack.cli_slo import slo_app
 
 app = typer.Typer(
     name="prefixwatch",
@@ -25,22 +31,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-engines_app = typer.Typer(
-    no_args_is_help=True, help="Real engines, each in an isolated environment with pinned versions."
-)
-app.add_typer(engines_app, name="engines")
-slo_app = typer.Typer(
-    no_args_is_help=True, help="SLO documents (OpenSLO): check them, write rules and alerts, grade a request log."
-)
-app.add_typer(slo_app, name="slo")
-dashboards_app = typer.Typer(no_args_is_help=True, help="Grafana dashboards: write them, check every query, preview.")
-app.add_typer(dashboards_app, name="dashboards")
-exporter_app = typer.Typer(invoke_without_command=True)
 app.add_typer(exporter_app, name="exporter")
-catalogue_app = typer.Typer(no_args_is_help=True, help="What the exporter knows of other systems' metrics.")
-exporter_app.add_typer(catalogue_app, name="catalogue")
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+app.add_typer(slo_app, name="slo")
+app.add_typer(dashboards_app, name="dashboards")
+app.add_typer(engines_app, name="engines")
 
 
 @app.command()
@@ -60,7 +54,7 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy, interleaved A B, B A, …")] = 3,
     seed: Annotated[int, typer.Option(help="Fixes arrivals, lengths, prefix popularity and random ties.")] = 1,
     duration: Annotated[
-        float | None, typer.Option(min=1, help="Seconds of measured traffic a run; default: the scenario's.")
+        float | None, typer.Option(min=1, help="Seconds of traffic a run, warm-up included; default: the scenario's.")
     ] = None,
     trace: Annotated[
         Path | None,
@@ -102,7 +96,7 @@ def bench(
         scenario=scenario,
         engine=engine,
         workers=workers,
-        policies=_names(policy),
+        policies=names(policy),
         target=target,
         model_dir=model_dir,
         repeats=repeats,
@@ -112,7 +106,7 @@ def bench(
         trace=None if trace is None else TraceOptions(trace, trace_format, speed, limit, answers),
         levels=levels_request(search_rate=search_rate, sweep_rate=sweep_rate, sweep_concurrency=sweep_concurrency),
     )
-    _finish(*run_bench(options, Console(stderr=as_json)), as_json=as_json)
+    finish(*run_bench(options, Console(stderr=as_json)), as_json=as_json)
 
 
 @app.command()
@@ -181,7 +175,7 @@ def simulate(
         trace=trace,
         workers=workers,
         capacity_blocks=capacity_blocks,
-        policies=_names(policy),
+        policies=names(policy),
         arrivals=arrivals,
         speed=speed,
         limit=limit,
@@ -193,7 +187,7 @@ def simulate(
         prefill_policy=prefill_policy,
         levels=levels_request(search_rate=search_rate, sweep_rate=sweep_rate, sweep_concurrency=sweep_concurrency),
     )
-    _finish(*run_simulate(options, Console(stderr=as_json)), as_json=as_json)
+    finish(*run_simulate(options, Console(stderr=as_json)), as_json=as_json)
 
 
 @app.command()
@@ -219,7 +213,7 @@ def compare(
     from stack.compare_command import as_json as compared_json
     from stack.compare_command import comparison_markdown, print_comparison, run_compare
 
-    result, exit_code = run_compare(run_a, run_b, _names(policy), slo or [], tolerance)
+    result, exit_code = run_compare(run_a, run_b, names(policy), slo or [], tolerance)
     if markdown is not None:
         with markdown.open("a", encoding="utf-8") as file:
             file.write(comparison_markdown(result))
@@ -235,6 +229,10 @@ def report(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run, as `bench --out` left it.")],
     slo: Annotated[list[str] | None, typer.Option(help="SLO document to grade it on instead of the run's own.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the new files; default: the run's.")] = None,
+    also: Annotated[
+        str | None,
+        typer.Option("--as", help="A further format: `vllm-bench`, a JSON file a policy, by its definitions."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Grade a finished run again from its request log, for instance on other SLOs, and write its report anew.
@@ -243,7 +241,7 @@ def report(
     """
     from stack.report_command import run_report
 
-    _finish(*run_report(run, slo or [], out, Console(stderr=as_json)), as_json=as_json)
+    finish(*run_report(run, slo or [], out, Console(stderr=as_json), also=also), as_json=as_json)
 
 
 @app.command()
@@ -292,7 +290,7 @@ def analyze(
 
     options = AnalyzeOptions(traffic, recording_format, limit, model_dir, block_size, seed)
     found = run_analyze(options, Console(stderr=as_json))
-    _finish(found, 0, as_json=as_json)
+    finish(found, 0, as_json=as_json)
 
 
 @app.command()
@@ -301,7 +299,7 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address that router and exporter listen on.")] = None,
     folder: Annotated[Path, typer.Option(help="Folder for logs and Prometheus' data.")] = Path("results/up"),
 ) -> None:
-    """Run the whole stack until Ctrl-C: engines, router, exporter, Prometheus if it is installed.
+    """Run the whole stack until Ctrl-C: engines, router, exporter; Prometheus and Alertmanager if installed.
 
     Example: `prefixwatch up`, then send chats to the printed router address.
     """
@@ -320,98 +318,6 @@ def router(config: Annotated[Path, typer.Option(help="prefixwatch.yaml; `fleet.t
     from stack.parts import run_router
 
     run_router(config, Console())
-
-
-@exporter_app.callback()
-def exporter(
-    context: typer.Context,
-    target: Annotated[
-        list[str] | None, typer.Option(help="`[NAME=]URL` of a metrics page; may be given again and again.")
-    ] = None,
-    kv_events: Annotated[
-        list[str] | None, typer.Option(help="`[NAME=]ENDPOINT` of a target's ZMQ KV events, e.g. tcp://host:5557.")
-    ] = None,
-    listen: Annotated[str | None, typer.Option(help="HOST:PORT to serve on.")] = None,
-    interval: Annotated[float | None, typer.Option(help="Seconds between scrapes.")] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Scrape, print the metrics and end; 2 if a target failed.")
-    ] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="prefixwatch.yaml instead of --target; its `exporter` section has all settings.")
-    ] = None,
-    web_config_file: Annotated[
-        Path | None, typer.Option(help="TLS and basic auth, in the format that Prometheus' exporters share.")
-    ] = None,
-    log_format: Annotated[str | None, typer.Option(help="logfmt or json.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-) -> None:
-    """Scrape routers and engines, derive prefix-cache metrics, serve them at /metrics and /api/v1/fleet.
-
-    Example: `prefixwatch exporter --target http://127.0.0.1:8001 --target router=http://127.0.0.1:8000 --once`
-    """
-    if context.invoked_subcommand:
-        return
-    from stack.parts import run_exporter
-
-    settings = {
-        "listen": listen,
-        "interval_seconds": interval,
-        "web_config_file": web_config_file,
-        "log_format": log_format,
-        "log_level": log_level,
-    }
-    run_exporter(target or [], kv_events or [], settings, once=once, config=config, console=Console())
-
-
-@exporter_app.command("fingerprint")
-def exporter_fingerprint(
-    model_dir: Annotated[Path, typer.Option(help="Folder with the model's tokenizer.")],
-    system_prompt: Annotated[Path | None, typer.Option(help="File with a system prompt, for chats.")] = None,
-    text: Annotated[Path | None, typer.Option(help="File with an opening, for plain completions.")] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens a block of the engine.")] = 16,
-    salt_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the tenant's cache salt, where one is used.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Tell how the exporter recognises a prompt's opening; put it into `exporter.prefixes` to give it a name.
-
-    Example: `prefixwatch exporter fingerprint --model-dir models/llama --system-prompt support.txt`
-    """
-    from stack.fingerprint_command import fingerprint
-
-    found = fingerprint(model_dir, system_prompt, text, block_size, salt_env)
-    if as_json:
-        print(json.dumps(found))
-    else:
-        print(f"{found['fingerprint']}  ({found['tokens']} tokens, {found['blocks']} full blocks)")
-
-
-@catalogue_app.command("check")
-def catalogue_check(
-    file: Annotated[str, typer.Argument(help="A catalogue file (YAML), or the name of a system that is shipped.")],
-    against: Annotated[Path, typer.Option(help="A metrics page, saved from the system; may be gzipped.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Say what a catalogue file maps of a page, what it leaves, and what looks wrong: units, labels, kinds. 1 if so.
-
-    Example: `curl -s http://gateway:9090/metrics > page.txt; prefixwatch exporter catalogue check my.yaml --against
-    page.txt`
-    """
-    from stack.catalogue_command import run_check
-
-    raise typer.Exit(run_check(file, against, Console(), as_json=as_json))
-
-
-@catalogue_app.command("schema")
-def catalogue_schema() -> None:
-    """Print the JSON schema of a catalogue file, for editors.
-
-    Example: `prefixwatch exporter catalogue schema > catalogue.schema.json`
-    """
-    from stack.catalogue_command import schema
-
-    print(schema())
 
 
 @app.command()
@@ -447,12 +353,12 @@ def diagnose(
         from stack.preflight_command import PreflightOptions, run_preflight
 
         facts = PreflightOptions(target, config, prometheus, exporter, window, seconds)
-        _finish(*run_preflight(facts, Console(stderr=as_json), markdown=markdown, as_json=as_json), as_json=as_json)
+        finish(*run_preflight(facts, Console(stderr=as_json), markdown=markdown, as_json=as_json), as_json=as_json)
     from stack.diagnose_command import DiagnoseOptions, run_diagnose
 
     options = DiagnoseOptions(alert, prometheus, exporter, window, seconds)
     console = Console(stderr=as_json or markdown)
-    _finish(*run_diagnose(options, console, markdown=markdown, as_json=as_json), as_json=as_json)
+    finish(*run_diagnose(options, console, markdown=markdown, as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -472,7 +378,7 @@ def drill(
     from stack.drill_command import run_drills
 
     results, exit_code = run_drills(fault or [], Console(stderr=as_json), as_json=as_json)
-    _finish({"drills": results}, exit_code, as_json=as_json)
+    finish({"drills": results}, exit_code, as_json=as_json)
 
 
 @app.command()
@@ -504,203 +410,6 @@ def policies(as_json: JsonFlag = False) -> None:
         print(json.dumps(found, indent=2))
     else:
         Console().print(policies_table(found))
-
-
-@engines_app.command("install")
-def engines_install(
-    engine: Annotated[str, typer.Argument(help="The engine to install: `vllm`.")],
-    torch_index_url: Annotated[
-        str | None,
-        typer.Option(
-            help="Index of PyTorch's CPU wheels, where pip doesn't find torch's CPU build by itself: the address that "
-            "PyTorch's installation page gives for pip and CPU."
-        ),
-    ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where to; default: the user's data folder.")] = None,
-) -> None:
-    """Install a real engine into an environment of its own; a broken installation is repaired.
-
-    Example: `prefixwatch engines install vllm`
-    """
-    from stack.engines_command import install
-
-    install(engine, folder, torch_index_url, Console())
-
-
-@engines_app.command("list")
-def engines_list(as_json: JsonFlag = False) -> None:
-    """List the engines that `bench --engine` can start, and whether they are installed.
-
-    Example: `prefixwatch engines list`
-    """
-    from stack.engines_command import installed, installed_table
-
-    found = installed()
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        Console().print(installed_table(found))
-
-
-@slo_app.command("check")
-def slo_check(
-    documents: Annotated[
-        list[str] | None, typer.Argument(help="OpenSLO files, or names of shipped ones; default: all shipped.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Check SLO documents and say how each objective is understood.
-
-    Example: `prefixwatch slo check my-slos.yaml`
-    """
-    from stack.slo_command import check, check_table
-
-    found = check(documents or [])
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        Console().print(check_table(found))
-        for note in (note for row in found for note in row["notes"]):
-            Console().print(f"note: {note}", highlight=False)
-
-
-@slo_app.command("build")
-def slo_build(
-    documents: Annotated[
-        list[str] | None, typer.Argument(help="OpenSLO files, or names of shipped ones; default: all shipped.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the rule files.")] = Path("alerts/rules"),
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; 1 if the folder is out of date.")] = False,
-    form: Annotated[
-        str, typer.Option("--format", help="`prometheus` rules, `kubernetes` PrometheusRule objects, `sloth` specs.")
-    ] = "prometheus",
-    thresholds: Annotated[
-        Path | None, typer.Option(help="Thresholds that replace those of alerts/thresholds.yaml.")
-    ] = None,
-    scrape_interval: Annotated[float, typer.Option(help="Seconds between Prometheus' scrapes of the exporter.")] = 15.0,
-    job: Annotated[str, typer.Option(help="The exporter's job label in Prometheus.")] = "prefixwatch",
-    alertmanager: Annotated[
-        Path | None, typer.Option(help="Write an Alertmanager configuration for these alerts to this file, too.")
-    ] = None,
-    runbooks: Annotated[str, typer.Option(help="Where the runbooks are served: <here>/<AlertName>.md.")] = "runbooks",
-    dashboards: Annotated[str, typer.Option(help="Grafana's dashboards: <here>/<uid>.")] = "/d",
-    absent_alerts: Annotated[
-        bool, typer.Option("--absent-alerts/--no-absent-alerts", help="Alert on SLOs that nothing measures.")
-    ] = True,
-    hasten: Annotated[
-        float, typer.Option(min=1, help="For drills: divide every length of time by this, e.g. 60.")
-    ] = 1.0,
-) -> None:
-    """Write recording rules and alerts: the shipped ones, and those of the SLO documents.
-
-    Example: `prefixwatch slo build my-slos.yaml --out rules`
-    """
-    from alerts.settings import RuleSettings
-    from stack.slo_command import BuildOptions, run_build
-
-    settings = RuleSettings(
-        scrape_interval_seconds=scrape_interval,
-        job=job,
-        runbook_base=runbooks.rstrip("/"),
-        dashboard_base=dashboards.rstrip("/"),
-        absent_alerts=absent_alerts,
-        thresholds=thresholds,
-        hasten=hasten,
-    )
-    raise typer.Exit(run_build(BuildOptions(documents or [], out, check, form, settings, alertmanager), Console()))
-
-
-@slo_app.command("grade")
-def slo_grade(
-    requests: Annotated[Path, typer.Argument(help="A run's requests.parquet.")],
-    slo: Annotated[list[str], typer.Option(help="OpenSLO file, or the name of a shipped one; may be repeated.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Grade a load test's request log by SLO documents; 1 if an objective was missed, 3 if one can't be judged.
-
-    Example: `prefixwatch slo grade results/latest/requests.parquet --slo ttft --slo goodput`
-    """
-    from stack.slo_command import grade, grade_table
-
-    found, exit_code = grade(requests, slo)
-    if not as_json:
-        Console().print(grade_table(found))
-    _finish(found, exit_code, as_json=as_json)
-
-
-@dashboards_app.command("build")
-def dashboards_build(
-    out: Annotated[Path, typer.Option(help="Folder for json/, v2/ and provisioning/.")] = Path("dashboards"),
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; 1 if the folder is out of date.")] = False,
-    runbooks: Annotated[str, typer.Option(help="Where the runbooks are served: <here>/<AlertName>.md.")] = "runbooks",
-) -> None:
-    """Write the dashboards: classic JSON, v2 manifests, provisioning files and a ConfigMap.
-
-    Example: `prefixwatch dashboards build --out grafana --runbooks https://wiki.example.com/runbooks`
-    """
-    from stack.dashboards_command import run_build
-
-    raise typer.Exit(run_build(out, Console(), check_only=check, runbooks=runbooks.rstrip("/")))
-
-
-@dashboards_app.command("check")
-def dashboards_check(
-    prometheus: Annotated[str, typer.Option(help="A Prometheus that scrapes the exporter and has the rules.")],
-    minutes: Annotated[float, typer.Option(min=0.1, help="The time shown: so many minutes up to now.")] = 15.0,
-    scrape_interval: Annotated[float, typer.Option(min=0.1, help="The dashboards' variable, in seconds.")] = 15.0,
-    job: Annotated[str, typer.Option(help="The exporter's job label in Prometheus.")] = "prefixwatch",
-    as_json: JsonFlag = False,
-) -> None:
-    """Run every query of every panel, variable and annotation; 1 if one has no data and no listed reason.
-
-    Example: `prefixwatch dashboards check --prometheus http://localhost:9090`
-    """
-    from dashboards.asked import Shown
-    from stack.dashboards_command import print_check, run_check
-
-    found, exit_code = run_check(prometheus, Shown(minutes * 60, scrape_interval), job)
-    if not as_json:
-        print_check(found, Console())
-    _finish(found, exit_code, as_json=as_json)
-
-
-@dashboards_app.command("preview")
-def dashboards_preview(
-    prometheus: Annotated[str, typer.Option(help="A Prometheus that scrapes the exporter and has the rules.")],
-    out: Annotated[Path, typer.Option(help="Folder for the pages.")] = Path("results/dashboards"),
-    dashboard: Annotated[list[str] | None, typer.Option(help="Only this one, e.g. overview; may be repeated.")] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="The time shown: so many minutes up to now.")] = 15.0,
-    scrape_interval: Annotated[float, typer.Option(min=0.1, help="The dashboards' variable, in seconds.")] = 15.0,
-) -> None:
-    """Draw the dashboards as plain pages from a Prometheus' answers, where there is no Grafana.
-
-    Example: `prefixwatch dashboards preview --prometheus http://localhost:9090 --dashboard overview`
-    """
-    from dashboards.asked import Shown
-    from stack.dashboards_command import run_preview
-
-    print(run_preview(prometheus, Shown(minutes * 60, scrape_interval), out, dashboard or []))
-
-
-@engines_app.command("model")
-def engines_model(folder: Annotated[Path, typer.Argument(help="Folder to write the model to.")]) -> None:
-    """Make the tiny random-weight model with its own tokenizer, without any download.
-
-    Example: `prefixwatch engines model ./tiny`
-    """
-    from engines.tiny_model import make_tiny_model
-
-    print(make_tiny_model(folder, weights=True))
-
-
-def _names(given: str) -> list[str]:
-    return [name.strip() for name in given.split(",") if name.strip()]
-
-
-def _finish(summary: dict[str, Any], exit_code: int, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(summary, indent=2))
-    raise typer.Exit(exit_code)
 
 
 def main() -> None:
