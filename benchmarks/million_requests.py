@@ -62,6 +62,7 @@ def _policy(policy: str, requests: int, rng: np.random.Generator) -> pa.Table:
         "phase": ["measured"] * requests,
         "tenant": [f"t{i % 7}" for i in range(requests)],
         "session": [f"s{i // 3}" for i in range(requests)],
+        "turn": np.arange(requests) % 3,
         "group": [f"g{i % 50}" for i in range(requests)],
         "request_class": ["interactive" if i % 3 else "batch" for i in range(requests)],
         "scheduled_s": at,

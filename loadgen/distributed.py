@@ -18,8 +18,8 @@ from gevent.event import Event
 from gevent.queue import Empty, Queue
 from locust.runners import STATE_MISSING
 
-from loadgen.client_check import count_outcomes, schedule_lag_ms
 from loadgen.load_run import EndListener, LoadRun, make_folder, write_run
+from loadgen.merged_report import merged_report
 from loadgen.plan import Plan
 from loadgen.records import RequestRecord, record_from
 from loadgen.run_config import RunConfig
@@ -188,26 +188,3 @@ class Master:
 
     def _on_rows(self, environment: Any, msg: Any, **_: Any) -> None:
         self._records += [record_from(row) for row in msg.data["rows"]]
-
-
-def merged_report(
-    reports: Sequence[dict[str, Any]], workers: Sequence[str], records: Sequence[RequestRecord]
-) -> dict[str, Any]:
-    """One run.json of several: what can be added is, of lateness and CPU it is the worst process that counts."""
-    lags = [report["loop_lag_ms"] for report in reports if report["loop_lag_ms"] is not None]
-    reasons = [
-        f"worker {worker}: {reason}"
-        for worker, report in zip(workers, reports, strict=True)
-        for reason in report["reasons"]
-    ]
-    return {
-        **reports[0],
-        "processes": len(reports),
-        "counts": count_outcomes(records),
-        "schedule_lag_ms": schedule_lag_ms(records),
-        "loop_lag_ms": {name: max(lag[name] for lag in lags) for name in lags[0]} if lags else None,
-        "cpu_share": max(report["cpu_share"] for report in reports),
-        "in_flight_max": sum(report["in_flight_max"] for report in reports),
-        "valid": not reasons,
-        "reasons": reasons,
-    }

@@ -35,6 +35,10 @@ from loadgen.run_config import RunConfig, RunConfigError
 INPUT_ERRORS = (DocumentError, TokenizerError, PromptError, UnreachableError, RunConfigError, ValueError)
 """What `LoadRun.prepare` raises for input that has to be put right."""
 
+SHAPE_REFUSED = (
+    "a LoadTestShape has nothing to shape here: it sets the number of users, and the plan sends each request at its "
+    "time whatever that is. Put the shape into the scenario as arrivals.stages or arrivals.diurnal (docs/scenarios.md)"
+)
 WRITE_SECONDS = 10.0
 """How long a stopped test waits for the request log to be written."""
 
@@ -188,6 +192,9 @@ def _prepare(environment: Environment, **_: Any) -> None:
     """Plan the run when a test starts, so that each test from the web page has prompts of its own."""
     options = environment.parsed_options
     if options is None or isinstance(environment.runner, WorkerRunner):  # run.py, or the master, sees to it
+        return
+    if environment.shape_class is not None:
+        _refuse(environment, SHAPE_REFUSED)
         return
     raise_file_limit()
     try:

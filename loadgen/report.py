@@ -25,6 +25,7 @@ from loadgen.report_rows import (
     REUSE,
     class_rows,
     comparison_rows,
+    further_rows,
     latency_rows,
     leaderboard_row,
     loop_label,
@@ -114,7 +115,8 @@ def write_report(
 
 
 def console_table(summary: Summary) -> Table:
-    """The leaderboard for a terminal: a column a policy; where they are many, a row a policy, without TTFT p99."""
+    """The leaderboard for a terminal: a column a policy, with what there is to know of intervals, gaps and the client;
+    where they are many, a row a policy, without these and TTFT p99."""
     lines = [list(LEADERBOARD), *(leaderboard_row(policy, own) for policy, own in summary.policies.items())]
     loop = loop_label(summary.runs)
     closed = f", {loop}" if loop.startswith("closed") else ""
@@ -125,7 +127,7 @@ def console_table(summary: Summary) -> Table:
         lines[0] = [name.replace(" ", "\n", 1) for name in lines[0]]
         table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
     else:
-        lines = [list(line) for line in zip(*lines, strict=True)]
+        lines = [list(line) for line in zip(*lines, strict=True)] + further_rows(summary)
         lines[0][0] = ""
         table = Table(title=title)
     header, *rows = lines

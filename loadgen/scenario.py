@@ -84,8 +84,8 @@ class Scenario(Section):
     description: str = Field(default="", description="what it shows, in a sentence or two")
     duration_seconds: float = Field(
         gt=0,
-        description="length of the measured phase; requests due later aren't sent. A closed loop sends all of its "
-        "requests, however long that takes",
+        description="length of the traffic, warm-up and cool-down included; requests due later aren't sent. A closed "
+        "loop sends all of its requests, however long that takes",
     )
     warm_up_seconds: float = Field(
         default=0.0,

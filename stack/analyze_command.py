@@ -41,6 +41,8 @@ def run_analyze(options: AnalyzeOptions, console: Console) -> dict[str, Any]:
     """Analyse and print; answers the figures. Raises one of INPUT_ERRORS."""
     tokenizer = Tokenizer(options.model_dir or default_model_dir())
     if options.traffic in shipped_scenarios() or options.traffic.endswith((".yaml", ".yml")):
+        if options.format is not None:
+            raise UsageError(f"--format: {options.traffic} is a scenario; formats are of recordings: leave it out")
         prompts, block_size = list(_of_scenario(options, tokenizer)), options.block_size
     else:
         prompts, block_size = _of_recording(options, tokenizer)
@@ -67,6 +69,11 @@ def _of_scenario(options: AnalyzeOptions, tokenizer: Tokenizer) -> Iterator[Seen
 
 
 def _of_recording(options: AnalyzeOptions, tokenizer: Tokenizer) -> tuple[list[SeenPrompt], int]:
+    if not Path(options.traffic).exists():
+        raise UsageError(
+            f"{options.traffic}: no such recording, and no such scenario: give a file, or one of "
+            f"{', '.join(shipped_scenarios())}"
+        )
     recording = read_recording(Path(options.traffic), options.format, options.limit)
     if recording.block_tokens is not None:
         return [_of_ids(k, request) for k, request in enumerate(recording.requests)], recording.block_tokens

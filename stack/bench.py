@@ -33,17 +33,20 @@ from loadgen.scenario import Scenario
 from router.config import CacheViewConfig, PolicyConfig, RouterConfig, TenantsConfig
 from slo.document import load_objectives
 from slo.objective import RequestField
+from stack.config import PrefixwatchConfig
 from stack.errors import UsageError
 from stack.fleet import as_workers, start_engines, start_router
 from stack.fleet_log import FleetLog
 from stack.load_levels import LevelRun, LevelsRequest, run_levels, write_levels
 from stack.load_process import send_load
 from stack.options import check_policies
+from stack.out_folder import make_out_folder
 from stack.progress import Progress
 from stack.results import BenchRuns, versions, write_results
 from stack.scenario_choice import TraceOptions, chosen_scenario, scenario_notes
 from stack.schedule import Run, interleaved
 from stack.targets import check_tokenizer, served_model
+from stack.up import start_exporter
 
 TARGET_LABEL = "target"
 _LAG_SHARE = 0.05
@@ -65,6 +68,8 @@ class BenchOptions:
     duration_seconds: float | None = None
     out: Path = Path("results/latest")
     trace: TraceOptions | None = None
+    live: bool = False
+    """An exporter watches, so that its live page can be looked at."""
     levels: LevelsRequest | None = None
     """Sweep or search, instead of comparing policies at one load."""
 
@@ -85,7 +90,13 @@ class _Bench:
         self.policies = [TARGET_LABEL] if options.target else check_policies(options.policies)
         self.workers = options.workers or self.scenario.engine.workers or 4
         self.model_dir = _model_dir(options)
-        self.logs = options.out / "logs"
+        if options.live and options.target:
+            raise UsageError(
+                "--live watches the engines that a bench starts; with --target run `prefixwatch exporter` beside it"
+            )
+        self.router_port = free_port() if options.live else None
+        """The same for all runs where an exporter scrapes it."""
+        self.logs = make_out_folder(options.out) / "logs"
 
     async def run(self) -> tuple[dict[str, Any], int]:
         for line in scenario_notes(self.scenario):
@@ -174,7 +185,6 @@ class _Bench:
         return found, code
 
     def _write_scenario(self, scenario: Scenario) -> Path:
-        self.options.out.mkdir(parents=True, exist_ok=True)
         file = self.options.out / "scenario.yaml"
         content = scenario.model_dump(mode="json", exclude_unset=True)
         file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -199,9 +209,24 @@ class _Bench:
                 },
             )
         try:
-            yield engines
+            async with self._live_page(engines):
+                yield engines
         finally:
             await fleet.stop(engines)
+
+    @contextlib.asynccontextmanager
+    async def _live_page(self, engines: list[EngineHandle]) -> AsyncIterator[None]:
+        if self.router_port is None:
+            yield
+            return
+        config = PrefixwatchConfig.model_validate({"exporter": {"listen": f"127.0.0.1:{free_port()}"}})
+        router_url = f"http://127.0.0.1:{self.router_port}"
+        exporter = await start_exporter(config, as_workers(engines), router_url, self.logs)
+        self.console.print(f"live page: http://{config.exporter.listen}/", soft_wrap=True, highlight=False)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(exporter.stop)
 
     @contextlib.asynccontextmanager
     async def _endpoint(self, run: Run, engines: list[EngineHandle], folder: Path) -> AsyncIterator[tuple[str, str]]:
@@ -213,7 +238,7 @@ class _Bench:
             return
         await fleet.reset_caches(engines)
         config = RouterConfig(
-            port=free_port(),
+            port=self.router_port or free_port(),
             workers=as_workers(engines),
             policy=PolicyConfig(name=run.policy, seed=self.options.seed + run.repeat),
             model_dir=self.model_dir,

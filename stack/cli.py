@@ -76,6 +76,9 @@ def bench(
         str, typer.Option(help="Run closed loops of so many users each, by comma; says that they are.")
     ] = "",
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results/latest"),
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the live page meanwhile; its exporter takes CPU from the engines.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Start engines and a router, send a scenario under each policy, grade, compare and report.
@@ -90,7 +93,7 @@ def bench(
     """
     from stack.bench import BenchOptions, run_bench
     from stack.load_levels import levels_request
-    from stack.scenario_choice import TraceOptions
+    from stack.scenario_choice import trace_options
 
     options = BenchOptions(
         scenario=scenario,
@@ -103,7 +106,8 @@ def bench(
         seed=seed,
         duration_seconds=duration,
         out=out,
-        trace=None if trace is None else TraceOptions(trace, trace_format, speed, limit, answers),
+        live=live,
+        trace=trace_options(trace, trace_format, speed, limit, answers),
         levels=levels_request(search_rate=search_rate, sweep_rate=sweep_rate, sweep_concurrency=sweep_concurrency),
     )
     finish(*run_bench(options, Console(stderr=as_json)), as_json=as_json)
@@ -128,8 +132,10 @@ def simulate(
             "cache. `auto`: serial for one worker, else trace."
         ),
     ] = "auto",
-    speed: Annotated[float, typer.Option(help="Replay this many times as fast as recorded.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests.")] = None,
+    speed: Annotated[
+        float | None, typer.Option(help="A trace: replay this many times as fast as recorded.", show_default=False)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="A trace: only the first requests.")] = None,
     view: Annotated[
         str,
         typer.Option(
@@ -177,7 +183,7 @@ def simulate(
         capacity_blocks=capacity_blocks,
         policies=names(policy),
         arrivals=arrivals,
-        speed=speed,
+        speed=1.0 if speed is None else speed,
         limit=limit,
         view=view,
         profile=profile,
@@ -212,11 +218,11 @@ def compare(
     """
     from stack.compare_command import as_json as compared_json
     from stack.compare_command import comparison_markdown, print_comparison, run_compare
+    from stack.out_folder import append_text
 
     result, exit_code = run_compare(run_a, run_b, names(policy), slo or [], tolerance)
     if markdown is not None:
-        with markdown.open("a", encoding="utf-8") as file:
-            file.write(comparison_markdown(result))
+        append_text(markdown, comparison_markdown(result), "--markdown")
     if as_json:
         print(json.dumps(compared_json(result), indent=2))
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +33,9 @@ class RunsCompared(BaseModel):
     paired: bool = Field(description="both served one plan, so that requests were compared one by one")
     comparison: list[Comparison] = Field(description="`a` of each is the run B, its `b` the run A")
     reasons: list[str] = Field(description="why this says nothing; empty when it does")
+    notes: list[str] = Field(
+        default=[], description="what each run's own summary notes, such as that it was a closed loop"
+    )
     verdict: Literal["same", "better", "worse", "inconclusive"]
 
 
@@ -59,6 +63,7 @@ def run_compare(
         paired=all(same_plan(of_a, of_b) for _, of_a, _, of_b in pairs),
         comparison=found,
         reasons=reasons,
+        notes=[f"{run.folder}: {note}" for run in (first, second) for note in run.summary.notes],
         verdict="inconclusive" if reasons else _verdict(found, tolerance_percent / 100),
     )
     return result, EXIT_CODES[result.verdict]
@@ -90,13 +95,14 @@ def _verdict(found: Sequence[Comparison], tolerance: float) -> Literal["same", "
 
 
 def print_comparison(result: RunsCompared, console: Console) -> None:
-    table = Table(title=f"A {result.a} → B {result.b}")
+    table = Table(title=f"A {result.a} → B {result.b}", box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
     for position, name in enumerate(HEADER):
-        table.add_column(name, justify="right" if position else "left")
+        table.add_column(name, justify="right" if position else "left", overflow="fold")
     for row in _rows(result):
         table.add_row(*row)
     console.print(table)
-    console.print(sentence(result), soft_wrap=True, highlight=False)
+    for line in (*(f"Note: {note}" for note in result.notes), sentence(result)):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def comparison_markdown(result: RunsCompared) -> str:
@@ -104,7 +110,8 @@ def comparison_markdown(result: RunsCompared) -> str:
     lines = [HEADER, ["---", *["---:"] * (len(HEADER) - 1)], *_rows(result)]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     title = f"## prefixwatch compare: {result.verdict}\n\nA `{result.a}` → B `{result.b}`"
-    return f"{title}\n\n{table}\n\n{sentence(result)}\n"
+    notes = "\n".join(f"- Note: {note}" for note in result.notes)
+    return "\n\n".join(part for part in (title, table, notes, sentence(result)) if part) + "\n"
 
 
 def sentence(result: RunsCompared) -> str:

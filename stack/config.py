@@ -128,7 +128,8 @@ class PrefixwatchConfig(_Section):
         """
         section = self.exporter
         engines = [
-            TargetConfig(name=w.name, url=w.url, kv_events=w.kv_events, zone=w.zone, node=w.node) for w in workers
+            TargetConfig(name=w.name, url=w.url, kv_events=w.kv_events, kv_replay=w.kv_replay, zone=w.zone, node=w.node)
+            for w in workers
         ]
         router = [TargetConfig(name="router", url=router_url)] if router_url else []
         targets = (*router, *engines, *section.targets)

@@ -25,12 +25,27 @@ class TraceOptions:
     answers: str | None = None
 
 
+def trace_options(
+    file: Path | None, format_: str | None, speed: float | None, limit: int | None, answers: str | None
+) -> TraceOptions | None:
+    """What the options say of a recording; None without one. Raises UsageError for options that need one."""
+    given = {"--format": format_, "--speed": speed, "--limit": limit, "--answers": answers}
+    if file is not None:
+        return TraceOptions(file, format_, speed, limit, answers)
+    if alone := [name for name, value in given.items() if value is not None]:
+        raise UsageError(f"{' and '.join(alone)}: only with --trace FILE; a scenario says such things in its file")
+    return None
+
+
 def chosen_scenario(
     name: str | None, trace: TraceOptions | None = None, duration_seconds: float | None = None
 ) -> Scenario:
     """The scenario named, replaying this recording, of this length. Raises UsageError or DocumentError."""
     if name is None and trace is None:
-        raise UsageError("give a scenario or a recording: prefixwatch bench SCENARIO, or --trace FILE")
+        raise UsageError(
+            "give a scenario or a recording: prefixwatch bench SCENARIO (`prefixwatch scenarios` lists them), or "
+            "--trace FILE"
+        )
     scenario = load_scenario(name or REPLAY_SCENARIO)
     if trace is not None:
         scenario = _replaying(scenario, trace)

@@ -276,12 +276,17 @@ def _run_figures(result: SimulationResult, concurrency: int | None) -> RunFigure
 
 def _check(options: SimulateOptions) -> None:
     if (options.source is None) == (options.trace is None):
-        raise UsageError("give a scenario or a trace: prefixwatch simulate SCENARIO, or --trace FILE")
+        raise UsageError(
+            "give a scenario or a trace: prefixwatch simulate SCENARIO (`prefixwatch scenarios` lists them), or "
+            "--trace FILE"
+        )
     if options.arrivals not in _ARRIVALS:
         raise UsageError(f"--arrivals {options.arrivals}: choose one of {', '.join(_ARRIVALS)}")
     if options.view not in _VIEWS:
         raise UsageError(f"--view {options.view}: choose one of {', '.join(_VIEWS)}")
     check_policies(options.policies)
+    if not _is_trace(str(options.trace or options.source), options) and (options.speed != 1.0 or options.limit):
+        raise UsageError("--speed and --limit are for traces: a scenario has arrivals and duration_seconds in its file")
     if options.levels is not None and _is_trace(str(options.trace or options.source), options):
         raise UsageError("a trace has the rate it was recorded at: sweep or search with a scenario")
     if options.prefill_workers is not None:

@@ -16,6 +16,8 @@ _TIMEOUT_SECONDS = 10.0
 
 async def served_model(url: str) -> str:
     """The first model that the endpoint lists. Raises UsageError naming the endpoint and what it answered."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--target {url}: give it as http://HOST:PORT")
     address = f"{url.rstrip('/').removesuffix('/v1')}/v1/models"
     try:
         async with (

@@ -59,8 +59,8 @@ async def _up(config: PrefixwatchConfig, folder: Path, console: Console) -> None
         router_config = config.router_config(workers, model_dir, block_size)
         parts.append(await start_router(router_config, folder))
         router_url = f"http://{router_config.host}:{router_config.port}"
-        parts.append(await _start_exporter(config, workers, router_url, folder))
-        urls = [("router", f"{router_url}/v1"), ("exporter", f"http://{config.exporter.listen}/")]
+        parts.append(await start_exporter(config, workers, router_url, folder))
+        urls = [("router", f"{router_url}/v1"), ("live page", f"http://{config.exporter.listen}/")]
         urls += await _start_monitoring(config, folder, parts)
         console.print(_table([*urls, *((worker.name, worker.url) for worker in workers)]))
         console.print("Ctrl-C stops everything.")
@@ -76,7 +76,7 @@ async def _engines(config: PrefixwatchConfig, folder: Path) -> list[EngineHandle
     return await start_engines(section.engine, section.workers, folder, config.tokenizer.model_dir, options)
 
 
-async def _start_exporter(
+async def start_exporter(
     config: PrefixwatchConfig, workers: Sequence[WorkerConfig], router_url: str, folder: Path
 ) -> ManagedProcess:
     """The exporter with this configuration, for these engines and the router before them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,26 +15,43 @@ from typing import Any
 
 import pytest
 
+from documents import parse
 from engines.process import free_port
+from loadgen.planner import make_plan
+from loadgen.prompts import PromptWriter
 from loadgen.records import Outcome, read_requests
+from loadgen.scenario import Scenario
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
 Serve = Callable[[Script], FakeServer]
 
 ROOT = Path(__file__).parents[2]
+LOCUSTFILE = ROOT / "loadgen" / "locustfile.py"
 SCENARIO = """\
 name: tiny
 duration_seconds: 1
+warm_up_seconds: 0.2
 arrivals: {rate_per_second: 20}
 groups: {count: 2, shared_tokens: 64, unique_tokens: 8, output_tokens: 2}
 """
 
 
-def run_locust(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def locust_command(folder: Path, *arguments: str, file: Path = LOCUSTFILE) -> list[str]:
     scenario = folder / "tiny.yaml"
     scenario.write_text(SCENARIO)
-    command = [sys.executable, "-m", "locust", "-f", "loadgen/locustfile.py", "--headless", "--only-summary"]
-    command += ["--scenario", str(scenario), *arguments]
+    command = [sys.executable, "-m", "locust", "-f", str(file), "--headless", "--only-summary"]
+    return [*command, "--scenario", str(scenario), *arguments]
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run_locust(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = locust_command(folder, *arguments)
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -66,13 +84,14 @@ def test_headless_locust_sends_the_plan_and_shows_true_times_and_lengths(
     assert done.returncode == 0, done.stderr
     stats = entries(tmp_path)
     e2e, ttft = stats["E2E"], stats["TTFT"]
-    assert e2e["num_requests"] == ttft["num_requests"] == len(server.requests)
+    records = read_requests(out / "requests.parquet")
+    measured = [record for record in records if record.phase == "measured"]
+    assert e2e["num_requests"] == ttft["num_requests"] == len(measured) < len(server.requests)
     assert e2e["min_response_time"] >= 200
     assert ttft["min_response_time"] < 200
-    records = read_requests(out / "requests.parquet")
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * len(server.requests)
     body = sum(len(f'data: {{"choices": [{{"index": 0, "delta": {{"content": " {x}"}}}}]}}\n\n') for x in "ab")
-    assert e2e["total_content_length"] == len(records) * (body + len("data: [DONE]\n\n"))
+    assert e2e["total_content_length"] == len(measured) * (body + len("data: [DONE]\n\n"))
 
 
 def test_failures_are_locusts_failures_and_percentiles_are_not_binned(
@@ -120,22 +139,37 @@ def test_a_time_limit_logs_what_was_sent_and_what_was_not(serve: Serve, model_di
     assert any(record.first_token_s is not None for record in records)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--host", "http://127.0.0.1:1"], "missing or wrong: --model-dir"),
-        (["--host", "http://127.0.0.1:1", "--model-dir", "nowhere"], "no tokenizer.json in nowhere"),
-    ],
-)
-def test_wrong_input_ends_with_2_and_one_message(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = run_locust(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert f"prefixwatch: {message}" in done.stderr
-    assert "Traceback" not in done.stderr
+SHAPED = """\
+from locust import LoadTestShape
+from loadgen.locust_user import PlanUser
+
+class Steps(LoadTestShape):
+    def tick(self):
+        return (1, 1) if self.get_run_time() < 30 else None
+"""
+
+
+def test_wrong_input_ends_with_2_and_one_message(tmp_path: Path, model_dir: Path) -> None:
+    """All at once: most of a second each is Locust's own start."""
+    shaped = tmp_path / "shaped.py"
+    shaped.write_text(SHAPED)
+    nowhere = ["--host", "http://127.0.0.1:1"]
+    with_model = [*nowhere, "--model-dir", str(model_dir)]
+    wrong = {
+        "missing or wrong: --model-dir": locust_command(tmp_path, *nowhere),
+        "a LoadTestShape has nothing to shape here": locust_command(tmp_path, *with_model, file=shaped),
+        "nothing answers at http://127.0.0.1:1": locust_command(tmp_path, *with_model, *in_two_processes()),
+    }
+    started = {message: start(command) for message, command in wrong.items()}
+    for message, process in started.items():
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 2, errors
+        assert f"prefixwatch: {message}" in errors or f": {message}" in errors
+        assert "Traceback" not in errors
 
 
 def test_processes_send_one_plan_together_and_the_master_has_all_of_it(
-    serve: Serve, model_dir: Path, tmp_path: Path
+    serve: Serve, model_dir: Path, writer: PromptWriter, tmp_path: Path
 ) -> None:
     """locustio/locust#73, #2377 (LT15): merged counts and percentiles are those of the pooled requests."""
 
@@ -145,34 +179,27 @@ def test_processes_send_one_plan_together_and_the_master_has_all_of_it(
         server.content(" a")
         server.end_stream()
 
-    alone, together = tmp_path / "alone", tmp_path / "together"
+    together = tmp_path / "together"
     fixed = ["--model-dir", str(model_dir), "--nonce", "n", "--seed", "3"]
-    run_locust(tmp_path, "--host", serve(script).url, *fixed, "--out", str(alone))
+    scenario = parse(SCENARIO, Scenario, name="tiny.yaml")
+    plan = make_plan(scenario, writer, seed=3, nonce="n", model="tiny").requests
     server = serve(script)
     files = ["--out", str(together), "--json-file", str(tmp_path / "stats")]
     done = run_locust(tmp_path, "--host", server.url, *fixed, *files, *in_two_processes())
 
     assert done.returncode == 0, done.stderr
     merged = read_requests(together / "requests.parquet")
-    plan = read_requests(alone / "requests.parquet")
-    assert [(r.id, r.session, r.planned_prompt_tokens) for r in merged] == [
-        (r.id, r.session, r.planned_prompt_tokens) for r in plan
+    assert [(r.index, r.session, r.scheduled_s, r.planned_prompt_tokens) for r in merged] == [
+        (r.index, r.session, r.scheduled_s, r.prompt_tokens) for r in plan
     ]
     assert {record.outcome for record in merged} == {Outcome.COMPLETED}
     report = json.loads((together / "run.json").read_text())
     assert (report["processes"], report["counts"]["completed"]) == (2, len(plan))
     e2e = entries(tmp_path)["E2E"]
-    assert e2e["num_requests"] == len(server.requests) == len(plan)
-    pooled = sorted((r.end_s - r.scheduled_s) * 1e3 for r in merged if r.end_s is not None)
+    pooled = sorted((r.end_s - r.scheduled_s) * 1e3 for r in merged if r.end_s is not None and r.phase == "measured")
+    assert e2e["num_requests"] == len(pooled) < len(server.requests) == len(plan)
     assert e2e["max_response_time"] == pytest.approx(pooled[-1], abs=0.01)
-    assert sum(e2e["response_times"].values()) == len(plan)
-
-
-def test_a_worker_s_refusal_is_the_master_s_message(tmp_path: Path, model_dir: Path) -> None:
-    done = run_locust(tmp_path, "--host", "http://127.0.0.1:1", "--model-dir", str(model_dir), *in_two_processes())
-
-    assert done.returncode == 2
-    assert "nothing answers at http://127.0.0.1:1" in done.stderr
+    assert sum(e2e["response_times"].values()) == len(pooled)
 
 
 def test_the_user_reads_its_own_bytes_whatever_locusts_clients_do() -> None:

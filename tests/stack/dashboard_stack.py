@@ -10,8 +10,9 @@ import gzip
 import re
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from aiohttp import web
 
 from alerts.build import build, rendered
 from alerts.settings import RuleSettings
+from dashboards.asked import ANNOTATION, Shown
+from dashboards.check import Outcome, check, counted
+from dashboards.prometheus import Prometheus, new_session
 from engines.process import ManagedProcess, free_ports
 from engines.simulated_config import SimulatedEngineConfig
 from engines.tiny_model import MODEL_NAME, default_model_dir
@@ -38,6 +42,9 @@ HASTEN = 60.0
 SCRAPE_SECONDS = 1.0
 TENANTS = ("acme", "globex", "initech")
 _READY_SECONDS = 90.0
+RANGE_SECONDS = 60.0
+FILLED_SECONDS = 180.0
+"""Records over 15 hastened minutes, 20 hits and misses of one length, probes of two lengths, caches that overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,8 @@ class Running:
     prometheus: str
     exporter: str
     router: str
+    renamed: set[str]
+    """Metrics that recorded pages give under another name from now on; empty at first."""
 
 
 @contextlib.asynccontextmanager
@@ -92,13 +101,16 @@ async def simulated_engines(folder: Path, count: int = 3) -> AsyncIterator[list[
 
 
 @contextlib.asynccontextmanager
-async def observed(engines: Sequence[Engine], folder: Path, model_dir: Path, model: str) -> AsyncIterator[Running]:
-    """Router, exporter and Prometheus for these engines."""
+async def observed(
+    engines: Sequence[Engine], folder: Path, model_dir: Path, model: str, block_size: int = 16
+) -> AsyncIterator[Running]:
+    """Router, exporter and Prometheus for these engines, whose blocks are of so many tokens."""
     router, exporter, prometheus = (f"127.0.0.1:{port}" for port in free_ports(3))
-    async with _recorded_pages() as pages:
-        config = _config(
-            engines, _router(router, exporter), _exporter(engines, router, exporter, model, pages), model_dir
-        )
+    renamed: set[str] = set()
+    async with _recorded_pages(renamed) as pages:
+        tokenizer = {"model_dir": str(model_dir), "block_size": block_size}
+        exporting = _exporter(engines, router, exporter, model, pages)
+        config = _config(engines, _router(router, exporter), exporting, tokenizer)
         file = _write(folder, "prefixwatch", config)
         rules = _rules(folder)
         scraping = _write(folder, "prometheus", _prometheus_config(rules, exporter))
@@ -125,16 +137,52 @@ async def observed(engines: Sequence[Engine], folder: Path, model_dir: Path, mod
                 cleanup.callback(process.kill)
                 ready.append(process.wait_ready(url, _READY_SECONDS))
             await asyncio.gather(*ready)
-            yield Running(f"http://{prometheus}", f"http://{exporter}", f"http://{router}")
+            yield Running(f"http://{prometheus}", f"http://{exporter}", f"http://{router}", renamed)
+
+
+async def answered(running: Running, model: str, rate_per_second: float = 8.0) -> Sequence[Outcome]:
+    """Outcomes once every query has an answer or a reason, or the time is over."""
+    deadline = time.monotonic() + FILLED_SECONDS
+    async with traffic(running.router, model, rate_per_second), new_session() as session:
+        while True:
+            outcomes = await check(Prometheus(running.prometheus, session), Shown(RANGE_SECONDS, SCRAPE_SECONDS))
+            if all(one.ok for one in outcomes) or time.monotonic() > deadline:
+                return outcomes
+            await asyncio.sleep(2.0)
+
+
+def faults(outcomes: Sequence[Outcome]) -> list[str]:
+    """Queries without an answer or a reason; prints what was listed."""
+    listed = sorted(f"{one.asked} ({one.why})" for one in outcomes if one.status == "listed")
+    print(counted(outcomes), *listed, sep="\n")
+    found = [f"{one.asked}: {one.status}: {one.why}" for one in outcomes if not one.ok]
+    print(*found, sep="\n")
+    return found
+
+
+def without_answer(outcomes: Sequence[Outcome]) -> list[str]:
+    """Queries of panels and variables that have none, for a reason that isn't that all is well."""
+    return [
+        str(one.asked)
+        for one in outcomes
+        if one.status != "data" and not one.asked.explains and one.asked.panel != ANNOTATION
+    ]
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Of a name short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pw-") as folder:
+        yield Path(folder)
 
 
 @contextlib.asynccontextmanager
-async def traffic(router: str, model: str = MODEL_NAME) -> AsyncIterator[Sender]:
+async def traffic(router: str, model: str = MODEL_NAME, rate_per_second: float = 8.0) -> AsyncIterator[Sender]:
     """While inside: chats of several tenants, prompts that nobody sent before, and one answer asked for again and
     again, so that there are partial hits, misses and hits.
     """
-    chats = Traffic(rate_per_second=8.0, tenants=TENANTS, openings=24, opening_words=160, turns=4)
-    chats.flood_per_second, chats.flood_words = 3.0, 300
+    chats = Traffic(rate_per_second=rate_per_second, tenants=TENANTS, openings=24, opening_words=160, turns=4)
+    chats.flood_per_second, chats.flood_words = rate_per_second / 2, 300
     sender = Sender(router, chats)
     tasks = [asyncio.create_task(sender.run()), asyncio.create_task(_regenerate(router, model))]
     try:
@@ -159,18 +207,6 @@ async def _regenerate(router: str, model: str) -> None:
             async with session.post(f"{router}/v1/chat/completions", json=body, headers=headers) as response:
                 await response.read()
             await asyncio.sleep(0.2)
-
-
-async def known(prometheus: str, query: str, seconds: float) -> None:
-    """Until a query has an answer. Raises TimeoutError."""
-    deadline = time.monotonic() + seconds
-    async with aiohttp.ClientSession() as session:
-        while time.monotonic() < deadline:
-            async with session.get(f"{prometheus}/api/v1/query", params={"query": query}) as response:
-                if (await response.json())["data"]["result"]:
-                    return
-            await asyncio.sleep(0.5)
-    raise TimeoutError(f"no answer within {seconds:g} s: {query}")
 
 
 def _write(folder: Path, name: str, content: Any) -> Path:
@@ -207,12 +243,12 @@ def _prometheus_config(rules: Path, exporter: str) -> dict[str, Any]:
 
 
 def _config(
-    engines: Sequence[Engine], router: dict[str, Any], exporter: dict[str, Any], model_dir: Path
+    engines: Sequence[Engine], router: dict[str, Any], exporter: dict[str, Any], tokenizer: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "fleet": {"targets": [asdict(engine) for engine in engines]},
         "tenants": [{"name": name, "salt": f"salt of {name}"} for name in TENANTS],
-        "tokenizer": {"model_dir": str(model_dir)},
+        "tokenizer": tokenizer,
         "router": router,
         "pricing": {"gpu_usd_per_hour": 2.5},
         "exporter": exporter,
@@ -257,7 +293,7 @@ _COUNTED = re.compile(r"^(?P<series>\S+?(?:_total|_bucket|_sum|_count)(?:\{.*\})
 
 
 @contextlib.asynccontextmanager
-async def _recorded_pages() -> AsyncIterator[dict[str, str]]:
+async def _recorded_pages(renamed: set[str]) -> AsyncIterator[dict[str, str]]:
     """Addresses by target name."""
     scrapes = dict.fromkeys(RECORDED, 0)
     texts = {name: gzip.decompress((CAPTURES / file).read_bytes()).decode() for name, file in RECORDED.items()}
@@ -267,6 +303,8 @@ async def _recorded_pages() -> AsyncIterator[dict[str, str]]:
         scrapes[name] += 1
         factor = 1 + scrapes[name] / 20
         grown = _COUNTED.sub(lambda match: f"{match['series']} {float(match['value']) * factor!r}", texts[name])
+        for metric in renamed:
+            grown = grown.replace(metric, f"{metric}_v2")
         return web.Response(text=grown)
 
     app = web.Application()

@@ -84,6 +84,25 @@ def test_the_fleet_was_watched(bench: tuple[Path, dict[str, Any]]) -> None:
     assert {row["worker"] for row in table} == {"simulated-0", "simulated-1"}
     assert all(row["up"] for row in table)
     assert max(row["prefix_query_tokens_total"] for row in table) > 0
+    assert max(row["kv_blocks_stored_total"] or 0 for row in table) > 0
+    for policy, repeat in ((policy, repeat) for policy in POLICIES for repeat in range(2)):
+        own = [row["at_s"] for row in table if (row["policy"], row["repeat"]) == (policy, repeat)]
+        assert min(own) < 0
+        assert max(own) > 4  # from before the first request to after the last answer
+
+
+def test_the_engines_own_counters_are_the_runs_and_agree_with_the_answers(bench: tuple[Path, dict[str, Any]]) -> None:
+    """vllm-project/vllm#46938 (EM46): the same engines serve all four runs, and each run has its own ratio."""
+    out, printed = bench
+    records = read_requests(out / "requests.parquet")
+    for run in printed["runs"]:
+        own = [r for r in records if (r.policy, r.repeat) == (run["policy"], run["repeat"])]
+        engine = run["engine"]
+        assert engine["hit_tokens"] == sum(r.cached_tokens or 0 for r in own)
+        assert engine["query_tokens"] == sum(r.prompt_tokens or 0 for r in own)
+        assert engine["reason"] == ""
+    assert len({run["engine"]["start_query_tokens"] for run in printed["runs"]}) == 4
+    assert not [note for note in printed["notes"] if "the engines counted" in note]
 
 
 def test_the_configuration_is_enough_to_run_it_again(bench: tuple[Path, dict[str, Any]]) -> None:

@@ -48,11 +48,12 @@ def test_tenants_salts_reach_the_router_and_no_message(tmp_path: Path) -> None:
 def test_the_exporter_scrapes_the_fleet_and_its_own_targets(tmp_path: Path) -> None:
     file = tmp_path / "prefixwatch.yaml"
     file.write_text(
-        "fleet: {targets: [{name: w0, url: 'http://h:8001', kv_events: 'tcp://h:5557'}]}\n"
+        "fleet: {targets: [{name: w0, url: 'http://h:8001', kv_events: 'tcp://h:5557', kv_replay: 'tcp://h:5558'}]}\n"
         "exporter: {interval_seconds: 2, targets: [{name: edge, url: 'http://h:8000'}]}\n"
     )
     config = load_config(file, {})
     exporter = config.exporter_config(config.fleet.targets)
+    assert exporter.targets[0].kv_replay == "tcp://h:5558"
     assert [(target.name, target.url, target.kv_events) for target in exporter.targets] == [
         ("w0", "http://h:8001/metrics", "tcp://h:5557"),
         ("edge", "http://h:8000/metrics", None),

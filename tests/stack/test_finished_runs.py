@@ -12,7 +12,8 @@ import yaml
 from rich.console import Console
 
 from loadgen.records import Outcome, RequestRecord
-from loadgen.scenario import load_scenario
+from loadgen.scenario import Scenario, load_scenario
+from loadgen.summary import read_summary
 from slo.document import load_objectives
 from stack.compare_command import comparison_markdown, run_compare
 from stack.errors import UsageError
@@ -198,3 +199,72 @@ def test_a_report_can_be_graded_on_other_objectives(tmp_path: Path) -> None:
     assert [o["name"] for o in again["policies"]["score"]["objectives"]] == ["availability"]
     configuration = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert configuration["block_size"] == 16
+
+
+def closed_run(folder: Path, users: int) -> Path:
+    """Never more than two at once, however many users were asked for."""
+    rows = records("score", seed=1)
+    for row in rows:
+        row.scheduled_s = row.sent_s = row.index / 4
+        row.first_token_s, row.end_s = row.sent_s + 0.1, row.sent_s + 0.4
+    arrivals = {"kind": "closed", "concurrency": users}
+    scenario = Scenario.model_validate(
+        {"name": "c", "duration_seconds": 60, "arrivals": arrivals, "groups": {"count": 1, **LENGTHS}, "slo": ["ttft"]}
+    )
+    again = {"scenario": scenario.model_dump(mode="json", exclude_unset=True)}
+    runs = BenchRuns(scenario, load_objectives(["ttft"]), "simulated", 2, ["score"], 1, again)
+    report = {"seed": 1, "policy": "score", "reasons": [], "loop": "closed", "concurrency": users}
+    runs.records, runs.reports = rows, [{**report, "repeat": repeat} for repeat in range(2)]
+    folder.mkdir()
+    write_results(folder, runs, Console(file=io.StringIO()))
+    return folder
+
+
+LENGTHS = {"shared_tokens": 64, "unique_tokens": 16, "output_tokens": 4}
+
+
+def test_a_closed_loop_that_never_had_so_many_in_flight_is_invalid(tmp_path: Path) -> None:
+    """vllm-project/vllm#7241, #14513 (LT21): a connection limit on the way, and not the engine, made the figures."""
+    found = read_summary(closed_run(tmp_path / "run", 256) / "summary.json")
+
+    assert (found.validity.valid, found.verdict) == (False, "inconclusive")
+    assert found.validity.reasons == [
+        "score: 256 requests in flight were asked for, 2 reached: look for a connection limit on the way"
+    ]
+    again, code = run_report(tmp_path / "run", [], tmp_path / "again", Console(file=io.StringIO()))
+    assert (again["validity"]["reasons"], code) == (found.validity.reasons, 3)
+
+
+def test_a_closed_loop_that_had_them_is_valid_and_labelled(tmp_path: Path) -> None:
+    run = closed_run(tmp_path / "run", 2)
+
+    found = read_summary(run / "summary.json")
+
+    assert found.validity.reasons == []
+    assert found.notes[0].startswith("closed loop of 2 users: ")
+    assert "closed loop of 2 users" in (run / "report.html").read_text(encoding="utf-8")
+    assert "2 × simulated, closed loop of 2 users, 2 repeats" in (run / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_report_can_also_be_in_vllms_format(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", records("score", seed=1))
+
+    run_report(run, [], None, Console(file=io.StringIO()), also="vllm-bench")
+
+    found = json.loads((run / "vllm-bench-score.json").read_text(encoding="utf-8"))
+    assert (found["label"], found["completed"]) == ("score", 2 * REQUESTS)
+    assert found["median_ttft_ms"] == pytest.approx(100.0, rel=0.1)
+    with pytest.raises(UsageError, match="--as guidellm: choose vllm-bench"):
+        run_report(run, [], None, Console(file=io.StringIO()), also="guidellm")
+
+
+def test_a_comparison_passes_on_what_the_runs_say_of_themselves(tmp_path: Path) -> None:
+    a, b = closed_run(tmp_path / "a", 2), closed_run(tmp_path / "b", 2)
+
+    result, _ = run_compare(a, b, [], [], 0.0)
+
+    assert [note.partition(": a server")[0] for note in result.notes] == [
+        f"{a}: closed loop of 2 users",
+        f"{b}: closed loop of 2 users",
+    ]
+    assert f"- Note: {a}: closed loop of 2 users" in comparison_markdown(result)

@@ -16,10 +16,12 @@ import pytest
 from rich.console import Console
 
 from loadgen.charts import build_charts
+from loadgen.engine_counters import EngineCounters
 from loadgen.junit import junit_tree, write_junit
 from loadgen.leaderboard import label_positions, leaderboard_chart
 from loadgen.records import RequestRecord
 from loadgen.report import console_table, markdown_summary, render_report, write_report
+from loadgen.run_figures import RunFigures
 from loadgen.summary import RunFacts, Summary, build_summary, columns_by_policy
 from loadgen.wording import number, percent
 from slo.document import load_objectives
@@ -197,7 +199,7 @@ def test_a_browser_draws_every_chart(summary: Summary, log: list[RequestRecord],
     profile = f"--user-data-dir={tmp_path / 'profile'}"
 
     dom = subprocess.run(
-        [CHROMIUM, *flags, profile, "--virtual-time-budget=5000", f"file://{tmp_path}/report.html"],
+        [CHROMIUM, *flags, profile, "--virtual-time-budget=2000", f"file://{tmp_path}/report.html"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -269,3 +271,61 @@ def test_the_report_says_why_requests_went_where_they_went(six: Summary) -> None
     prediction = six.policies["score"].prediction
     assert prediction is not None
     assert f'<td class="left">exact</td><td>100 %</td><td>240</td><td>{prediction.predicted_tokens:,}</td>' in page
+
+
+COUNTERS = EngineCounters(
+    start_hit_tokens=9e5, start_query_tokens=1e6, end_hit_tokens=9.1e5, end_query_tokens=1.1e6, hit_tokens=1e4,
+    query_tokens=1e5, hit_ratio=0.1,
+)  # fmt: skip
+RUNS = [
+    RunFigures(
+        policy=policy, repeat=repeat, client_floor_p50_ms=0.14 + repeat, client_floor_p99_ms=0.5, loop_lag_p99_ms=3.0,
+        cpu_share=0.02, in_flight_max=7, retokenization_loss_tokens=5, engine=COUNTERS,
+    )
+    for policy in ("round_robin", "cache_aware")
+    for repeat in range(2)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def with_runs(log: list[RequestRecord]) -> Summary:
+    return build_summary(log, OBJECTIVES, replace(FACTS, runs=RUNS))
+
+
+def test_the_report_shows_what_the_client_added_and_the_engines_counted(
+    with_runs: Summary, log: list[RequestRecord]
+) -> None:
+    page = render_report(with_runs, log, OBJECTIVES, {})
+
+    assert "<td>1.14</td><td>0.5</td><td>3</td><td>2 %</td><td>7</td>" in page
+    assert "<td>900,000 → 910,000</td><td>1,000,000 → 1,100,000</td><td>10 %</td><td>5</td>" in page
+    assert "· open loop" in page
+
+
+def test_percentiles_stand_with_their_intervals(summary: Summary, page: str) -> None:
+    own = summary.policies["cache_aware"]
+    assert own.ttft_ms_ci95 is not None
+    assert own.ttft_ms_ci95.p95 is not None
+    low, high = own.ttft_ms_ci95.p95
+    assert f"<td>{number(own.ttft_ms.p95)}<small>{number(low)}…{number(high)}</small></td>" in page
+    assert f"{number(own.ttft_ms.p95)} ({number(low)}…{number(high)})" in markdown_summary(summary)
+
+
+def test_expected_and_reported_hit_tokens_stand_side_by_side(summary: Summary, page: str) -> None:
+    prefix = summary.policies["cache_aware"].prefix
+    assert prefix.expected_hit_tokens is not None
+    assert prefix.hit_tokens is not None
+    cells = f"<td>{prefix.expected_hit_tokens:,}</td><td>{prefix.hit_tokens:,}</td>"
+    assert f"{cells}<td>{percent(prefix.hit_tokens / prefix.expected_hit_tokens)}</td><td>–</td>" in page
+
+
+def test_the_console_says_how_sure_and_how_late(with_runs: Summary) -> None:
+    output = StringIO()
+    Console(file=output, width=80).print(console_table(with_runs))
+
+    rows = {line.split("│")[1].strip(): line for line in output.getvalue().splitlines() if line.startswith("│")}
+    assert "…" in rows["TTFT p95 95 % CI"]
+    assert "0.4" in rows["client lag p95 ms"]
+    assert "1.14" in rows["client floor p50 ms"]
+    assert "10" in rows["retokenized tokens"]
+    assert "ITL p95 ms" not in rows  # no gaps in this log

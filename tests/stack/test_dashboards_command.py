@@ -1,0 +1,89 @@
+"""`prefixwatch dashboards`: exit codes, what is printed, and pages without a Grafana."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dashboards.asked import Shown
+from dashboards.errors import DashboardError
+from stack.dashboards_command import print_check, run_check, run_preview
+from stack.errors import INPUT_ERRORS, UsageError
+from tests.dashboards.fake_prometheus import answering
+
+
+@contextmanager
+def prometheus(value: str | None) -> Iterator[str]:
+    """The address of one that runs in a thread of its own, as commands bring their own event loop."""
+    started: asyncio.Queue[str] = asyncio.Queue()
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with answering(value) as (url, _):
+            await started.put(url)
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    yield asyncio.run_coroutine_threadsafe(started.get(), loop).result(10)
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+def test_all_answered_is_0_and_the_scrape_interval_is_compared() -> None:
+    """weka/csi-wekafs#741 (SL08): panels flicker when Grafana takes another scrape interval for granted."""
+    with prometheus("1") as url:
+        document, exit_code = run_check(url, Shown(scrape_seconds=15.0), "prefixwatch")
+
+    assert exit_code == 0
+    assert document["counts"]["data"] == len(document["queries"])
+    assert document["notes"] == [
+        "Prometheus scrapes the exporter every 1m, but 15 s are taken for granted: set the datasource's "
+        "scrape interval (timeInterval) and the dashboards' variable to it"
+    ]
+
+
+def test_an_empty_prometheus_is_1_and_names_the_queries() -> None:
+    console = Console(record=True, width=300)
+    with prometheus(None) as url:
+        document, exit_code = run_check(url, Shown(), "prefixwatch")
+    print_check(document, console)
+
+    assert exit_code == 1
+    assert document["counts"]["data"] == 0
+    told = console.export_text()
+    assert "What do canaries say?" in told
+    assert f"{len(document['queries'])} queries: 0 with data" in told
+
+
+def test_nobody_there_is_an_error_of_the_environment() -> None:
+    with pytest.raises(DashboardError, match=r"http://127\.0\.0\.1:1"):
+        run_check("http://127.0.0.1:1", Shown(), "prefixwatch")
+    assert issubclass(DashboardError, INPUT_ERRORS)
+
+
+def test_a_preview_shows_values_texts_for_none_and_lost_metrics(tmp_path: Path) -> None:
+    with prometheus("0.25") as url:
+        index = run_preview(url, Shown(), tmp_path / "full", ["overview"])
+    with prometheus(None) as url:
+        run_preview(url, Shown(), tmp_path / "empty", ["overview"])
+    with prometheus("NaN") as url:
+        run_preview(url, Shown(), tmp_path / "lost", ["overview"])
+
+    assert index == tmp_path / "full" / "index.html"
+    assert (tmp_path / "full" / "plotly.min.js").stat().st_size > 1_000_000
+    assert "25.0%" in (tmp_path / "full" / "overview.html").read_text(encoding="utf-8")
+    assert "no objective has events yet" in (tmp_path / "empty" / "overview.html").read_text(encoding="utf-8")
+    assert "metric gone" in (tmp_path / "lost" / "overview.html").read_text(encoding="utf-8")
+
+
+def test_a_preview_of_an_unknown_dashboard_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no dashboard 'nothing'"):
+        run_preview("http://127.0.0.1:1", Shown(), tmp_path, ["nothing"])
