@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test unit lint format bench claims lock clean
+.PHONY: help demo test unit lint format bench claims dashboards-render lock clean
 
 help:
 	@echo "make demo    does cache-aware routing pay? 4 simulated engines, report in results/demo/report.html"
@@ -11,6 +11,7 @@ help:
 	@echo "make lint    static checks only"
 	@echo "make bench   the quick benchmarks (ratios against a named baseline in the same run)"
 	@echo "make claims  published claims about cache-aware routing, tried on the simulated fleet"
+	@echo "make dashboards-render  the dashboards over a real run, drawn by Grafana's components (npm) into results/dashboards/"
 	@echo "make lock    write the lock files anew from pyproject.toml"
 
 # Exit code 3 is a verdict, too: the machine was too busy to measure on, and the last lines say so.
@@ -25,7 +26,7 @@ test: .venv/dev
 	$(BIN)/pytest
 
 unit: .venv/dev
-	$(BIN)/pytest -m "not vllm and not browser and not prometheus and not peers"
+	$(BIN)/pytest -m "not vllm and not browser and not prometheus and not peers and not render"
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -42,6 +43,12 @@ claims: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks
+
+dashboards-render: .venv/dev
+	scripts/install-test-tools
+	scripts/install-render
+	RENDER=1 $(BIN)/pytest -m render
+	$(BIN)/python -m tests.stack.dashboard_pictures --out results/dashboards
 
 .venv/runtime: requirements.lock pyproject.toml
 	scripts/make-venv requirements.lock
@@ -62,4 +69,4 @@ lock: .venv/dev
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o tests/peers/requirements.lock
 
 clean:
-	rm -rf .venv .peers results
+	rm -rf .venv .peers results dashboards/render/node_modules dashboards/render/dist

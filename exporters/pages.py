@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -53,7 +54,7 @@ def web_app(exporter: Exporter, reload: Reload, security: WebSecurity | None = N
             return web.Response(status=500, text=f"refused, the old configuration stays in use: {problem}\n")
         return web.Response(text="reloaded\n")
 
-    live = LivePage(exporter)
+    live = LivePage(exporter, partial(_derive, exporter))
     app = web.Application(middlewares=[_guard(security)])
     app.add_routes(
         [

@@ -25,6 +25,7 @@ MOST_NODES = 5_000
 MOST_IN_COLUMNS = 50_000
 BY_CACHED, BY_FLOW = "cached", "flow"
 
+NO_BLOCKS = "no block is cached at any worker now"
 NO_TRAFFIC = "KV events tell what is cached, not what is hit: scrape a prefixwatch router, whose request records do"
 
 
@@ -175,15 +176,16 @@ def _head(source: PrefixSource, view: TreeView) -> dict[str, Any]:
             "copied_tokens": int(tree.copied_tokens.sum()),
             "height_levels": tree.height,
         },
-        **_traffic(view),
+        **_traffic(source, view),
     }
 
 
-def _traffic(view: TreeView) -> dict[str, Any]:
+def _traffic(source: PrefixSource, view: TreeView) -> dict[str, Any]:
     """`unplaced_requests` ended at blocks that aren't in the tree (any more)."""
+    absent = {"nodes": NO_BLOCKS if source.table.workers else NO_EVENTS} if not len(view.tree) else {}
     if view.traffic is None:
-        return {"absent": {"requests": NO_TRAFFIC, "flow_tokens": NO_TRAFFIC, "hit_share": NO_TRAFFIC}}
-    return {"unplaced_requests": view.traffic.unplaced, "absent": {}}
+        return {"absent": absent | dict.fromkeys(("requests", "flow_tokens", "hit_share"), NO_TRAFFIC)}
+    return {"unplaced_requests": view.traffic.unplaced, "absent": absent}
 
 
 def _entry(source: PrefixSource, view: TreeView, node: int, ids: Mapping[int, str]) -> dict[str, Any]:

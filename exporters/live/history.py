@@ -16,7 +16,7 @@ from exporters.families import MIN_OBSERVATIONS, NAMESPACE
 from exporters.fleet import FleetNumbers, merged_by
 from exporters.scraping.histogram import Histogram
 from exporters.scraping.target import Target
-from kvcache.cache_class import HIT, MISS
+from kvcache.cache_class import HIT, MISS, PARTIAL
 
 POINTS = 360
 EVERY_SECONDS = 5.0
@@ -51,6 +51,7 @@ class Point:
     load_mean: float | None
     load_min: float | None
     ttft_hit_p50_seconds: float | None
+    ttft_partial_p50_seconds: float | None
     ttft_miss_p50_seconds: float | None
     good_requests: float | None
     requests: float | None
@@ -82,7 +83,8 @@ class History:
 
     def columns(self) -> dict[str, list[Any]]:
         """Columns of equal length, oldest first; null is unknown."""
-        names = ("hit_ratio", "load_max", "load_mean", "load_min", "ttft_hit_p50_seconds", "ttft_miss_p50_seconds")
+        ttft = [f"ttft_{cache}_p50_seconds" for cache in (HIT, PARTIAL, MISS)]
+        names = ("hit_ratio", "load_max", "load_mean", "load_min", *ttft)
         return {
             "unix_seconds": [round(point.unix_seconds, 1) for point in self._points],
             **{name: [getattr(point, name) for point in self._points] for name in (*names, "goodput_ratio")},
@@ -139,6 +141,7 @@ def _point(newest: Sample, oldest: Sample) -> Point:
         load_mean=mean,
         load_min=least,
         ttft_hit_p50_seconds=_median(newest.ttft.get(HIT), oldest.ttft.get(HIT)),
+        ttft_partial_p50_seconds=_median(newest.ttft.get(PARTIAL), oldest.ttft.get(PARTIAL)),
         ttft_miss_p50_seconds=_median(newest.ttft.get(MISS), oldest.ttft.get(MISS)),
         good_requests=good,
         requests=requests,
@@ -147,8 +150,8 @@ def _point(newest: Sample, oldest: Sample) -> Point:
 
 
 def _grown(newest: float | None, oldest: float | None) -> float | None:
-    """None when it isn't known, or began again."""
-    return None if newest is None or oldest is None or newest < oldest else newest - oldest
+    """None when it isn't known, or began again. What wasn't known before has begun in between, at 0."""
+    return None if newest is None or newest < (oldest or 0.0) else newest - (oldest or 0.0)
 
 
 def _median(newest: Histogram | None, oldest: Histogram | None) -> float | None:

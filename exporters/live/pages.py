@@ -8,7 +8,7 @@ import hashlib
 import mimetypes
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -67,9 +67,10 @@ class Body:
 
 
 class LivePage:
-    """The live page of one exporter."""
+    """The live page of one exporter; `derive` works out all targets' numbers, letting others run in between."""
 
-    def __init__(self, exporter: Exporter) -> None:
+    def __init__(self, exporter: Exporter, derive: Callable[[], Awaitable[None]]) -> None:
+        self._derive = derive
         self.history = History()
         self._exporter = exporter
         names = exporter.config.objectives
@@ -118,6 +119,7 @@ class LivePage:
         return body.answer(request, "text/html", Content_Security_Policy=POLICY, Referrer_Policy="no-referrer")
 
     async def _written(self) -> Body:
+        await self._derive()
         exporter, now = self._exporter, time.monotonic()
         view = live_view(
             exporter.targets,

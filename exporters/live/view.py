@@ -21,6 +21,9 @@ from slo.objective import Objective
 GOOD, BAD, DOUBTFUL, NEUTRAL = "good", "bad", "doubtful", "neutral"
 """States of a figure; the page has a sign and a word for each."""
 
+_BUSY_REQUESTS = 2.0
+"""A worker with less to do than that is no hot one, however idle the others are."""
+_FEW_FIRST_TOKENS = "it takes 20 first tokens of a class in the last minute"
 _NO_REQUESTS = "no request records: scrape prefixwatch's router, or send GenAI spans"
 
 
@@ -209,21 +212,20 @@ def _goodput_card(point: Point | None, fleet: FleetNumbers, requests: Mapping[st
 
 
 def _ttft_card(point: Point | None, fleet: FleetNumbers, requests: Mapping[str, Any]) -> Card:
-    hit = point.ttft_hit_p50_seconds if point else None
-    miss = point.ttft_miss_p50_seconds if point else None
-    if hit is None and miss is None:
-        why = fleet.absent.get("ttft_delta", "fewer than 20 first tokens of each class in the last minute")
-        return Card("ttft", "TTFT, hit and miss", UNKNOWN, why if not requests.get("records") else _few_first_tokens())
-    figure = f"{seconds(hit)} / {seconds(miss)}"
-    if hit is None or miss is None:
-        return Card("ttft", "TTFT, hit and miss", figure, _few_first_tokens())
-    slower = hit >= miss
-    detail = "hits are not faster than misses" if slower else f"a miss waits {seconds(miss - hit)} longer"
-    return Card("ttft", "TTFT, hit and miss", figure, f"median of the last minute; {detail}", BAD if slower else GOOD)
-
-
-def _few_first_tokens() -> str:
-    return "20 first tokens of a class are needed in the last minute"
+    """Hits against misses; where no prompt is reused as a whole, those reused in part."""
+    hit, miss = (point.ttft_hit_p50_seconds, point.ttft_miss_p50_seconds) if point else (None, None)
+    partial = point.ttft_partial_p50_seconds if point else None
+    reused, kind = (partial, "partial hit") if hit is None and partial is not None else (hit, "hit")
+    title = f"TTFT, {kind} / miss"
+    if reused is None and miss is None:
+        why = fleet.absent.get("ttft_delta", _FEW_FIRST_TOKENS)
+        return Card("ttft", title, UNKNOWN, why if not requests.get("records") else _FEW_FIRST_TOKENS)
+    figure = f"{seconds(reused)} / {seconds(miss)}"
+    if reused is None or miss is None:
+        return Card("ttft", title, figure, f"median of the last minute; {_FEW_FIRST_TOKENS}")
+    slower = reused >= miss
+    detail = f"a {kind} is not faster than a miss" if slower else f"a miss waits {seconds(miss - reused)} longer"
+    return Card("ttft", title, figure, f"median of the last minute; {detail}", BAD if slower else GOOD)
 
 
 def _hit_card(fleet: FleetNumbers, families: Families) -> Card:
@@ -239,8 +241,9 @@ def _hotspot_card(fleet: FleetNumbers) -> Card:
         return Card("hotspot", title, UNKNOWN, fleet.absent.get("hotspot", "not known yet"))
     busiest = max(fleet.loads, key=lambda name: fleet.loads[name])
     over = round(fleet.hotspot.overloaded_ratio * fleet.hotspot.workers)
+    queues = fleet.loads[busiest] >= _BUSY_REQUESTS
     detail = f"{busiest}, times the mean load; {over} of {fleet.hotspot.workers} above {OVERLOAD_FACTOR:g}×"
-    return Card("hotspot", title, f"{fleet.hotspot.max_over_mean:.2g}×", detail, BAD if over else GOOD)
+    return Card("hotspot", title, f"{fleet.hotspot.max_over_mean:.2g}×", detail, BAD if over and queues else GOOD)
 
 
 _ISOLATION_WORDS: Mapping[str, tuple[str, bool]] = {

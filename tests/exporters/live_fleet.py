@@ -146,10 +146,10 @@ class LiveFleet:
         return paths
 
     def requests(self, number: int, *, miss_seconds: float = 0.8, own_tokens: int = 1024) -> None:
-        """Half hits and half misses, as the router's records tell them."""
+        """A miss after three hits, as the router's records tell them."""
         paths = self._paths()
         for k in range(number):
-            hit = k % 2 == 0
+            hit = k % 4 > 0
             path = paths[k % len(paths)] if paths else [None]
             ttft = (0.09 if hit else miss_seconds) * self.rng.uniform(0.8, 1.3)
             self.exporter.ledger.record(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from exporters.fleet import derive_fleet
 from exporters.live.flag_words import FLAG_WORDS
 from exporters.live.history import History, Sample, by_name, take_sample
 from exporters.live.pages import POLICY
-from exporters.live.view import BAD, DOUBTFUL, NEUTRAL, Card, LiveView, live_view
+from exporters.live.view import BAD, DOUBTFUL, GOOD, NEUTRAL, Card, LiveView, live_view
 from exporters.live.wording import count, percent, seconds, share
 from exporters.requests.router_records import DOUBTS
 from exporters.scraping.histogram import Histogram
@@ -160,6 +161,23 @@ async def test_named_prefixes_can_be_gone_to_and_missing_ones_are_said(page: str
     assert found == expected
 
 
+async def test_the_map_is_given_the_prefixes_that_most_tokens_flow_through(
+    url: str, http: aiohttp.ClientSession
+) -> None:
+    async with http.get(f"{url}/api/v1/prefixes?by=flow&depth=9&limit=5000") as answer:
+        nodes = (await answer.json())["nodes"]
+    flows = [node["flow_tokens_below"] for node in nodes]
+    assert flows == sorted(flows, reverse=True)
+    below: dict[str, int] = {}
+    for node in nodes:
+        below[node["parent"]] = below.get(node["parent"], 0) + node["flow_tokens_below"]
+    assert flows[0] > 0
+    assert all(node["flow_tokens_below"] == node["flow_tokens"] + below.get(node["id"], 0) for node in nodes)
+    async with http.get(f"{url}/api/v1/prefixes?by=size") as refused:
+        assert refused.status == 400
+        assert (await refused.json())["error"] == "by must be cached or flow, not size"
+
+
 def test_page_and_report_speak_one_visual_language() -> None:
     report = (Path(loadgen.report.__file__).parent / "report_base.html.j2").read_text(encoding="utf-8")
     live = (ASSETS / "live.css").read_text(encoding="utf-8")
@@ -297,6 +315,29 @@ def test_counts_that_begin_again_are_not_known_and_not_negative() -> None:
     newest = history.newest
     assert newest is not None
     assert (newest.requests, newest.goodput_ratio, newest.ttft_hit_p50_seconds) == (None, None, None)
+
+
+def test_what_was_not_known_before_has_begun_at_nothing() -> None:
+    history = History()
+    history.add(moment(0.0))
+    history.add(moment(5.0, good=30, requests=40))
+    newest = history.newest
+    assert newest is not None
+    assert newest.goodput_ratio == 0.75
+
+
+def test_hits_are_held_against_misses_and_partial_ones_where_there_is_no_other() -> None:
+    history = History()
+    history.add(moment(0.0))
+    history.add(moment(5.0, hits=50, misses=50))
+    newest = history.newest
+    assert newest is not None
+    told = card(live_view([], derive_fleet([]), {}, {}, point=newest), "ttft")
+    assert (told.title, told.figure, told.state) == ("TTFT, hit / miss", "50 ms / 550 ms", GOOD)
+    assert "a miss waits 500 ms longer" in told.detail
+    partial = replace(newest, ttft_hit_p50_seconds=None, ttft_partial_p50_seconds=0.6)
+    told = card(live_view([], derive_fleet([]), {}, {}, point=partial), "ttft")
+    assert (told.title, told.figure, told.state) == ("TTFT, partial hit / miss", "600 ms / 550 ms", BAD)
 
 
 def test_the_past_is_columns_and_bounded() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from engines.tiny_model import default_model_dir
-from stack.cli import app, engines_app
+from stack.cli import app
+from stack.cli_engines import engines_app
 
 
 def prefixwatch(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ const line = (name, colour, dash, symbol) => ({name, colour, dash, symbol});
 
 const CHARTS = [
   {id: "chart-ttft", unit: "s", columns: {
-    ttft_miss_p50_seconds: line("miss", "--miss", "dash"), ttft_hit_p50_seconds: line("hit", "--hit", "solid")}},
+    ttft_miss_p50_seconds: line("miss", "--miss", "dash"), ttft_partial_p50_seconds: line("partial hit", "--other", "dot"), ttft_hit_p50_seconds: line("hit", "--hit", "solid")}},
   {id: "chart-load", unit: "requests", columns: {
     load_max: line("busiest", "--miss", "dash"), load_mean: line("mean", "--other", "dot"), load_min: line("least busy", "--hit", "solid")}},
   {id: "chart-share", unit: "%", columns: {

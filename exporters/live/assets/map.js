@@ -1,11 +1,12 @@
 // The prefix map: what the fleet has cached, as an icicle. Width is tokens, colour and pattern a class, a badge copies.
 import {forget, get, read, Unreachable} from "./get.js";
 import {layOut, MEASURES} from "./icicle.js";
+import {BADGE, element, FACTS, fit, html, long, NAME, patterned, patterns} from "./shapes.js";
+import {count, percent, plural} from "./words.js";
 
 const ROW = 44;
 const GAP = 2;
 const TABLE_ROWS = 200;
-const SVG = "http://www.w3.org/2000/svg";
 const byId = (id) => document.getElementById(id);
 
 const SHARES = [
@@ -20,63 +21,6 @@ const COPIES = [
   {upTo: 7, words: "at 3 to 7", fill: "copies-2", pattern: "sparse"},
   {upTo: Infinity, words: "at 8 and more", fill: "copies-3", pattern: "dense"}];
 const UNKNOWN = {words: "no request", fill: "nothing", pattern: ""};
-
-const units = [[1e9, "G"], [1e6, "M"], [1e4, "k"]];
-function count(value) {
-  const [size, unit] = units.find(([least]) => value >= least) ?? [1, ""];
-  return unit ? `${Number((value / (unit === "k" ? 1e3 : size)).toPrecision(3))} ${unit}` : Math.round(value).toLocaleString("en");
-}
-const percent = (ratio) => `${Math.round(ratio * 100)} %`;
-const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
-
-const pen = document.createElement("canvas").getContext("2d");
-const widths = new Map();
-
-function long(words, font) {
-  const key = `${font} ${words}`;
-  if (!widths.has(key)) {
-    if (widths.size > 5000) widths.clear();
-    pen.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
-    widths.set(key, pen.measureText(words).width);
-  }
-  return widths.get(key);
-}
-
-/** As many of the words' characters as there is room for; nothing where that would be less than three. */
-function fit(words, font, room) {
-  if (room < 24) return "";
-  if (long(words, font) <= room) return words;
-  const most = Math.floor((words.length * room) / long(words, font)) - 1;
-  return most > 3 ? `${words.slice(0, most).trimEnd()}…` : "";
-}
-
-const NAME = "600 12.5px";
-const FACTS = "11.5px";
-const BADGE = "600 11px";
-
-function element(name, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-function html(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-/** Patterns are drawn over the fill: they tell classes apart for who can't tell the colours. */
-function patterns() {
-  const stripes = (id, size) => element("pattern", {id, width: size, height: size, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)"},
-    element("path", {d: `M0 0V${size}`, class: "mark"}));
-  return element("defs", {},
-    stripes("dense", 5), stripes("sparse", 12), stripes("rest", 4),
-    element("pattern", {id: "dots", width: 9, height: 9, patternUnits: "userSpaceOnUse"}, element("circle", {cx: 3, cy: 3, r: 1.3, class: "mark-dot"})),
-    element("pattern", {id: "bar", width: 9, height: ROW, patternUnits: "userSpaceOnUse"}, element("path", {d: "M0 1.5H9", class: "mark"})));
-}
 
 export class PrefixMap {
   constructor() {
@@ -137,7 +81,7 @@ export class PrefixMap {
   }
 
   async update() {
-    if (this.by.value === "cached" && !this.widthChosen && this.document?.nodes.some((node) => node.flow_tokens_below)) this.by.value = "flow";
+    if (this.by.value === "cached" && !this.widthChosen && this.flows()) this.by.value = "flow";
     const address = this.address();
     if (address !== this.shown) forget(address);
     const answer = await get(address);
@@ -149,16 +93,20 @@ export class PrefixMap {
       await this.update();
       return;
     }
-    const news = await read(answer, "json");
-    if (this.by.value === "flow" && !this.widthChosen && !news.nodes.some((node) => node.flow_tokens_below)) {
+    this.document = await read(answer, "json");
+    if (this.by.value === "flow" && !this.widthChosen && !this.flows()) {
       this.by.value = "cached";  // nothing has flowed: what is cached can be seen all the same
       await this.update();
       return;
     }
-    this.document = news;
     this.shown = address;
     this.follow();
     this.draw();
+  }
+
+  /** Whether requests came through what is shown. */
+  flows() {
+    return this.document?.nodes.some((node) => node.flow_tokens_below > 0) ?? false;
   }
 
   /** Go to a node; its children are fetched as far as they weren't. */
@@ -211,7 +159,9 @@ export class PrefixMap {
       const why = data.absent?.nodes ?? "no block is cached now";
       this.box.replaceChildren(html("p", {class: "muted", id: "map-empty"}, `No map: ${why}.`));
       byId("map-text").textContent = "";
+      byId("map-legend").replaceChildren();
       this.placed = new Map();
+      this.describe(undefined);
       this.finish(0);
       return;
     }
@@ -237,9 +187,9 @@ export class PrefixMap {
     const absent = this.document.absent?.hit_share;
     const notes = [];
     if (words) notes.push(`${plural(found, "prefix", "prefixes")} found among the ${count(boxes)} drawn here.`);
-    if (absent) notes.push(`Hit share and flow aren't known: ${absent}.`);
-    else if (!this.known()) notes.push("No request came through in the last minutes, so there is no hit share.");
-    if (this.document.unplaced_requests) notes.push(`${plural(this.document.unplaced_requests, "request")} ended at blocks that aren't cached any more.`);
+    if (boxes && absent) notes.push(`Hit share and flow aren't known: ${absent}.`);
+    else if (boxes && !this.known()) notes.push("No request came through in the last minutes, so there is no hit share.");
+    if (this.document.unplaced_requests) notes.push(`${plural(this.document.unplaced_requests, "request")} ended at blocks that aren't in the tree.`);
     this.say(notes.join(" "));
     this.box.dataset.drawn = this.document.version ?? "nothing";
     this.box.dataset.boxes = String(boxes);
@@ -277,12 +227,12 @@ export class PrefixMap {
     const legend = this.colour.value === "copies" ? COPIES : this.known() ? [...SHARES, UNKNOWN] : [UNKNOWN];
     const look = legend.map(({words, fill, pattern}) => {
       const swatch = element("svg", {width: 26, height: 16, "aria-hidden": "true"}, element("rect", {width: 26, height: 16, class: fill}));
-      if (pattern) swatch.append(element("rect", {width: 26, height: 16, fill: `url(#${pattern})`}));
+      if (pattern) swatch.append(patterned(pattern, {width: 26, height: 16}));
       return html("li", {}, swatch, words);
     });
     const badge = element("svg", {width: 26, height: 16, class: "badged", "aria-hidden": "true"},
       element("rect", {width: 26, height: 16, rx: 3, class: "badge"}), element("text", {x: 13, y: 12, "text-anchor": "middle", class: "badge-text"}, "×3"));
-    byId("map-legend").replaceChildren(...look, html("li", {}, badge, "held by 3 workers"));
+    byId("map-legend").replaceChildren(...look, html("li", {}, badge, "held by 3 workers"), html("li", {}, "blank below a box: tokens of its own"));
   }
 
   matches(node, words) {
@@ -306,7 +256,7 @@ export class PrefixMap {
     if (node.children) group.setAttribute("aria-expanded", String(!leftOut));
     const place = {x: x.toFixed(1), y, width: across.toFixed(1), height: ROW};
     group.append(element("rect", {...place, rx: Math.min(3, across / 4), class: `fill ${fill}`}));
-    if (pattern && across > 4) group.append(element("rect", {...place, class: "pattern", fill: `url(#${pattern})`}));
+    if (pattern && across > 4) group.append(patterned(pattern, place));
     this.label(group, node, x, y, across, found);
     group.append(element("rect", {x: (x + 1.5).toFixed(1), y: y + 1.5, width: Math.max(across - 3, 1).toFixed(1), height: ROW - 3, rx: 2, class: "ring"}));
     return group;

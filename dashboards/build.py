@@ -1,0 +1,35 @@
+"""Definitions → every file that is shipped: classic JSON, v2 manifests, provisioning, a ConfigMap."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dashboards.classic import SCRAPE_INTERVALS, classic
+from dashboards.definition import shipped
+from dashboards.manifest import manifest
+from dashboards.provisioning import config_map, dashboard_provider, datasource, dumped
+
+RUNBOOKS = "runbooks"
+"""As the alerts' `runbook_url`: the folder in the repository, or where you serve it."""
+
+
+def rendered(runbooks: str = RUNBOOKS) -> dict[str, str]:
+    """Texts by path within the folder. Raises DocumentError."""
+    models = {name: classic(dashboard, runbooks) for name, dashboard in shipped().items()}
+    files = {f"json/{name}.json": _json(model) for name, model in models.items()}
+    files |= {f"v2/{name}.json": _json(manifest(shipped()[name], model)) for name, model in models.items()}
+    files["provisioning/dashboards.yaml"] = dumped(dashboard_provider())
+    files["provisioning/datasource.yaml"] = dumped(datasource(SCRAPE_INTERVALS[0]))
+    files["provisioning/configmap.yaml"] = "---\n".join(
+        dumped(config_map(shipped()[name].uid, {f"{name}.json": _compact(model)})) for name, model in models.items()
+    )
+    return files
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _compact(document: Any) -> str:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,121 @@
+"""Every query of every dashboard, run against a Prometheus: it has an answer, or `may_be_empty.yaml` says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dashboards.asked import ANNOTATION, Asked, Shown, everything_asked
+from dashboards.expressions import metrics_of, series_labels
+from dashboards.prometheus import Prometheus, QueryRefusedError
+from documents import DocumentError, load
+
+MAY_BE_EMPTY = Path(__file__).parent / "may_be_empty.yaml"
+AT_ONCE = 4
+NOTHING_FIRES = "no alert fires in a healthy fleet"
+LOST_METRIC = "tells of metrics that an engine lost: empty while none is"
+
+Status = Literal["data", "listed", "empty", "refused"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EmptyQuery(_Strict):
+    dashboard: str
+    panel: str = Field(description="the panel's title, or 'variable' or 'annotation'")
+    ref: str = Field(description="A for the first query; a variable's or annotation's name")
+    reason: str = Field(min_length=1)
+
+
+class MayBeEmpty(_Strict):
+    metrics: dict[str, str] = Field(description="series: why not every fleet has it")
+    queries: list[EmptyQuery] = Field(description="queries whose answer is empty in a healthy fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a query."""
+
+    asked: Asked
+    status: Status
+    series: int
+    why: str = ""
+    """The reason it may be empty, or Prometheus' complaint."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status in {"data", "listed"}
+
+
+@cache
+def may_be_empty(path: Path = MAY_BE_EMPTY) -> MayBeEmpty:
+    """Raises DocumentError, also for a name that no dashboard asks for."""
+    listed = load(path, MayBeEmpty)
+    asked = everything_asked()
+    read = {name for one in asked for name in metrics_of(one.expr)}
+    for name in listed.metrics:
+        if name not in series_labels() or name not in read:
+            raise DocumentError(f"{path}: metrics.{name}: no panel reads a series of this name: take it out")
+    places = {(one.dashboard, one.panel, one.ref) for one in asked}
+    for one in listed.queries:
+        if (one.dashboard, one.panel, one.ref) not in places:
+            raise DocumentError(f"{path}: queries: there is no {one.dashboard} › {one.panel} › {one.ref}: take it out")
+    return listed
+
+
+def reason(asked: Asked, listed: MayBeEmpty) -> str | None:
+    """Why this query may have no answer; None where it must have one."""
+    if asked.explains:
+        return LOST_METRIC
+    if asked.panel == ANNOTATION:
+        return NOTHING_FIRES
+    for one in listed.queries:
+        if (one.dashboard, one.panel, one.ref) == (asked.dashboard, asked.panel, asked.ref):
+            return one.reason
+    return next((listed.metrics[name] for name in metrics_of(asked.expr) if name in listed.metrics), None)
+
+
+async def check(prometheus: Prometheus, shown: Shown, end: float | None = None) -> list[Outcome]:
+    """Raises DashboardError when the Prometheus can't be asked, DocumentError."""
+    listed = may_be_empty()
+    now = time.time() if end is None else end
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(asked: Asked) -> Outcome:
+        async with gate:
+            return await _outcome(asked, prometheus, shown, now, listed)
+
+    return list(await asyncio.gather(*(one(asked) for asked in everything_asked())))
+
+
+async def _outcome(asked: Asked, prometheus: Prometheus, shown: Shown, now: float, listed: MayBeEmpty) -> Outcome:
+    expr, start = shown.expanded(asked.expr), now - shown.range_seconds
+    try:
+        if asked.kind == "label values":
+            count = len([value for value in await prometheus.label_values(expr, asked.label, start, now) if value])
+        elif asked.kind == "instant":
+            count = sum(asked.explains or series.known for series in await prometheus.instant(expr, now))
+        else:
+            found = await prometheus.range(expr, start, now, shown.step_seconds)
+            count = sum(asked.explains or series.known for series in found)
+    except QueryRefusedError as error:
+        return Outcome(asked, "refused", 0, str(error))
+    if count:
+        return Outcome(asked, "data", count)
+    why = reason(asked, listed)
+    return Outcome(asked, "listed", 0, why) if why else Outcome(asked, "empty", 0, "no data, and no reason is listed")
+
+
+def counted(outcomes: Sequence[Outcome]) -> Mapping[Status, int]:
+    """Outcomes by status."""
+    statuses: tuple[Status, ...] = ("data", "listed", "empty", "refused")
+    return {status: sum(one.status == status for one in outcomes) for status in statuses}

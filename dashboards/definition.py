@@ -1,0 +1,110 @@
+"""Dashboards as data: `definitions/*.yaml` → models.
+
+A panel answers one question. What every panel needs anyhow (filters by the dashboard's variables, the metrics' names
+in the description, thresholds' values, links to runbooks) isn't written there but added when it is built.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from documents import DocumentError, load
+
+FOLDER = Path(__file__).parent / "definitions"
+ORDER = (
+    "overview",
+    "slo-budgets",
+    "prefix-cache",
+    "router-affinity",
+    "cold-prefill",
+    "topology-transfer",
+    "coupled-optimisations",
+    "tenants-isolation",
+    "exporter-health",
+)
+"""In the order of a diagnosis."""
+
+Kind = Literal["stat", "timeseries", "bargauge", "table", "heatmap"]
+Unit = Literal[
+    "percentunit", "s", "short", "tokens", "blocks", "requests", "reqps", "tokens/s", "per minute", "currencyUSD",
+    "currencyUSD/h", "bytes", "Bps", "watt", "factor", "bool",
+]  # fmt: skip
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Query(_Strict):
+    """One PromQL query of a panel, with the macros of `dashboards.expressions` and without any filter."""
+
+    expr: str = Field(min_length=1)
+    legend: str = Field(description="the series' name, e.g. {{target}}")
+
+
+class Line(_Strict):
+    """A threshold, named and never restated: of an alert, or of an SLO."""
+
+    alert: str | None = Field(default=None, description="an alert of alerts/thresholds.yaml")
+    slo: str | None = Field(default=None, description="a shipped SLO")
+    of: Literal["bound", "target"] = Field(default="bound", description="the SLO's threshold, or its target")
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.alert is None) == (self.slo is None):
+            raise ValueError("give one of alert and slo")
+        return self
+
+
+class Panel(_Strict):
+    title: str = Field(min_length=1, description="a question or a quantity")
+    kind: Kind
+    about: str = Field(min_length=1, description="the definition of what is shown, and how to read it")
+    unit: Unit
+    queries: list[Query] = Field(min_length=1)
+    empty: str = Field(min_length=1, description="what it means when there is nothing to show")
+    lines: list[Line] = Field(default=[], description="thresholds, by name")
+    runbooks: list[str] = Field(default=[], description="alerts whose pages lead on, beside those of `lines`")
+    see: list[str] = Field(default=[], description="dashboards that lead on")
+    width: int = Field(default=12, ge=3, le=24, description="of 24 columns")
+    height: int = Field(default=8, ge=3, le=20)
+    minimum: float | None = Field(default=None, alias="min")
+    maximum: float | None = Field(default=None, alias="max")
+    stacked: bool = False
+    labels_only: bool = Field(default=False, description="whether a table leaves its value out, which is always 1")
+    logarithmic: bool = Field(default=False, description="whether the value axis is")
+
+
+class Row(_Strict):
+    title: str
+    collapsed: bool = Field(default=False, description="for what only some fleets have")
+    panels: list[Panel] = Field(min_length=1)
+
+
+class Dashboard(_Strict):
+    uid: str = Field(pattern=r"^prefixwatch-[a-z-]+$", description="what alerts link to")
+    title: str
+    about: str
+    groups: list[str] = Field(default=[], description="groups of alerts that are marked in its panels")
+    variables: list[Literal["model", "worker", "tenant"]] = []
+    rows: list[Row] = Field(min_length=1)
+
+    @property
+    def panels(self) -> list[Panel]:
+        return [panel for row in self.rows for panel in row.panels]
+
+
+@cache
+def shipped() -> dict[str, Dashboard]:
+    """The dashboards of `definitions/` by file name, in the order of a diagnosis. Raises DocumentError."""
+    found = {name: load(FOLDER / f"{name}.yaml", Dashboard) for name in ORDER}
+    for name, dashboard in found.items():
+        for panel in dashboard.panels:
+            for other in panel.see:
+                if other not in found:
+                    raise DocumentError(f"{FOLDER / name}.yaml: {panel.title}: see: there is no dashboard '{other}'")
+    return found

@@ -1,0 +1,117 @@
+"""Thresholds of panels, read from the alerts' and the SLOs' documents by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from alerts.build import known_metrics
+from alerts.catalogue import THRESHOLDS, Catalogue, load_catalogue, read_thresholds
+from alerts.catalogue import Threshold as AlertThreshold
+from dashboards.definition import Line
+from documents import DocumentError
+from slo.definition import HistogramIndicator, SloDefinition
+from slo.definitions import load_slos
+from slo.document import load_request_objectives
+from slo.library import shipped_names
+from slo.objective import Condition
+
+_COMPARISON = re.compile(r"([<>])=?\s*\$threshold")
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A value, the side of it that is bad, and where it comes from."""
+
+    value: float
+    bad: Literal["above", "below"]
+    serious: bool
+    """Whether an alert stands on it; an objective's line is a warning."""
+    says: str
+
+
+def threshold(line: Line, place: str) -> Threshold:
+    """Raises DocumentError for a name that doesn't exist or has no value to draw."""
+    return _of_alert(line.alert, place) if line.alert else _of_slo(line, place)
+
+
+def _of_alert(name: str, place: str) -> Threshold:
+    values = alert_thresholds()
+    spec = next((one for group in catalogue().groups for one in group.alerts if one.alert == name), None)
+    if spec is None or spec.expr is None or name not in values:
+        raise DocumentError(f"{place}: lines: no alert '{name}' has a threshold")
+    found = _COMPARISON.search(spec.expr)
+    if found is None:
+        raise DocumentError(f"{place}: lines: {name} doesn't compare with a threshold that can be drawn")
+    bad: Literal["above", "below"] = "above" if found[1] == ">" else "below"
+    value = values[name].threshold
+    return Threshold(value, bad, True, f"{name}: {bad} {value:g} for {values[name].for_}")
+
+
+def _of_slo(line: Line, place: str) -> Threshold:
+    slo = objectives().get(line.slo or "")
+    if slo is None:
+        raise DocumentError(f"{place}: lines: no SLO '{line.slo}': there are {', '.join(objectives())}")
+    if line.of == "target":
+        return Threshold(slo.target, "below", False, f"SLO {slo.name}: {slo.rule}")
+    if isinstance(slo.indicator, HistogramIndicator):
+        side: Literal["above", "below"] = "below" if slo.indicator.above else "above"
+        return Threshold(slo.indicator.bound, side, False, f"SLO {slo.name}: {slo.rule}")
+    conditions = _request_conditions().get(slo.name, ())
+    if len(conditions) != 1 or conditions[0].op not in {"lte", "lt"}:
+        raise DocumentError(f"{place}: lines: SLO {slo.name} has no single bound ({slo.rule}): use `of: target`")
+    return Threshold(conditions[0].value, "above", False, f"SLO {slo.name}: {slo.rule}")
+
+
+JUST_ABOVE_NONE = 1e-9
+"""Drawn for a threshold of 0: Grafana colours a value that equals a step, an alert on `> 0` wants more than none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From this value on (None: from the bottom) a panel has this colour."""
+
+    value: float | None
+    colour: Literal["green", "orange", "red", "text"]
+
+
+def steps(thresholds: Sequence[Threshold]) -> list[Step]:
+    """Colours by value; without a threshold nothing is good or bad. All thresholds of a panel face the same way."""
+    if not thresholds:
+        return [Step(None, "text")]
+    by_value = {one.value: one for one in sorted(thresholds, key=lambda one: one.serious)}  # of equals the alert's
+    thresholds = [replace(one, value=value or JUST_ABOVE_NONE) for value, one in by_value.items()]
+    colour: dict[bool, Literal["orange", "red"]] = {True: "red", False: "orange"}
+    ordered = sorted(thresholds, key=lambda one: one.value)
+    if ordered[0].bad == "above":
+        return [Step(None, "green"), *(Step(one.value, colour[one.serious]) for one in ordered)]
+    edges = [one.value for one in ordered]
+    return [Step(value, colour[one.serious]) for value, one in zip([None, *edges[:-1]], ordered, strict=True)] + [
+        Step(edges[-1], "green")
+    ]
+
+
+@cache
+def alert_thresholds() -> dict[str, AlertThreshold]:
+    """The shipped ones, by alert."""
+    return read_thresholds(THRESHOLDS)
+
+
+@cache
+def catalogue() -> Catalogue:
+    return load_catalogue()
+
+
+@cache
+def _request_conditions() -> dict[str, tuple[Condition, ...]]:
+    """What the shipped SLOs that single requests are judged by ask of one, by the SLO's name."""
+    return {one.name: one.conditions for one in load_request_objectives(shipped_names())}
+
+
+@cache
+def objectives() -> dict[str, SloDefinition]:
+    """The shipped SLOs by name."""
+    return {slo.name: slo for slo in load_slos(shipped_names(), known_metrics())}
