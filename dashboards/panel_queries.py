@@ -18,9 +18,9 @@ SIGNALS = Path(__file__).parent / "engine_signals.yaml"
 MISSING = "missing"
 """The reference of the query that tells of lost metrics."""
 EXPLAINING = frozenset({"timeseries", "stat"})
-"""Kinds of panels that can tell. A bar gauge leaves the name of a single series out, so none shows what engines give."""
+"""Kinds of panels that can tell. A bar gauge leaves a single series' name out, so none shows what engines give."""
 LOST = -1
-"""What a stat gets for a lost metric, mapped to words: it would pass over NaN, which a time series has as its gap."""
+"""What a stat gets for a lost metric, mapped to words. A time series gets NaN, which a stat would pass over."""
 
 
 class _Signals(BaseModel):

@@ -20,6 +20,7 @@ from dashboards.asked import Asked, Shown, asked_by
 from dashboards.build import RUNBOOKS
 from dashboards.classic import classic
 from dashboards.definition import shipped
+from dashboards.look import METRIC_GONE
 from dashboards.prometheus import Prometheus, QueryRefusedError, Series
 
 _TICKS = {"percentunit": ".0%", "s": ".3s", "currencyUSD": "$.4f"}
@@ -127,13 +128,17 @@ def _values(panel: Mapping[str, Any], named: Sequence[tuple[str, Series]]) -> st
 
 
 def _texts(panel: Mapping[str, Any]) -> Any:
-    unit = panel["fieldConfig"]["defaults"]["unit"]
+    defaults = panel["fieldConfig"]["defaults"]
+    unit, mappings = defaults["unit"], [each["options"] for each in defaults["mappings"] if each["type"] == "value"]
 
     def text(series: Series) -> str:
         known = [value for _, value in series.points if not math.isnan(value)]
         if not known:
-            return "metric gone"
+            return METRIC_GONE
         value = known[-1]
+        for options in mappings:
+            if f"{value:g}" in options:
+                return str(options[f"{value:g}"]["text"])
         if unit == "percentunit":
             return f"{value:.1%}"
         if unit == "bool_yes_no":

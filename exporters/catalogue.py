@@ -82,6 +82,10 @@ class Family(_Strict):
     """For a histogram that is written as a counter: its label with the range, such as `5-10ms`. Each count is then of
     that range alone, and no sum is known."""
 
+    beside: bool = False
+    """Added to the source's other families where it is there; alone it doesn't make the source present. So a renamed
+    main family is missed, and not read as 0 because a lesser one is still there."""
+
     def sample_names(self, kind: Kind) -> tuple[str, ...]:
         """The names that its samples have on the page."""
         return (self.name,) if self.buckets_from else tuple(self.name + suffix for suffix in _SUFFIXES[kind])

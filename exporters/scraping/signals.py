@@ -263,7 +263,7 @@ def _choose_sources(system: System, layout: Layout) -> dict[str, list[tuple[str,
 
 
 def _is_present(signal: Signal, source: Source, present: set[str]) -> bool:
-    return any(family.marker(signal.kind) in present for family in source.families)
+    return any(family.marker(signal.kind) in present for family in source.families if not family.beside)
 
 
 def _counter_group(name: str, signal: Signal, family: Family, series: Series, labels: LabelSet) -> tuple[Group, float]:

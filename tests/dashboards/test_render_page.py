@@ -33,6 +33,7 @@ SHARES = [
     for name, value in (("ttft", 0.49), ("goodput", 0.26))
 ]
 SHARE_SETTINGS = {"defaults": {"unit": "percentunit", "min": 0, "max": 1, "noValue": "nobody asked"}, "overrides": []}
+HORIZONTAL = {"displayMode": "basic", "orientation": "horizontal"}
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +71,7 @@ def test_a_time_series_has_a_table_of_its_series_below(chromium: Browser) -> Non
 
 
 def test_a_bar_gauge_names_and_labels_its_bars(chromium: Browser) -> None:
-    options = {"displayMode": "basic", "orientation": "horizontal"}
-
-    (panel,), errors = drawn(chromium, answered("bargauge", SHARES, options=options))
+    (panel,), errors = drawn(chromium, answered("bargauge", SHARES, options=HORIZONTAL))
 
     assert errors == []
     assert panel.text.split() == ["ttft", "49%", "goodput", "26%"]
@@ -97,8 +96,8 @@ def test_bars_and_columns_beyond_the_edge_are_told(chromium: Browser) -> None:
     table = Query("A", "shares", instant=True, form="table")
     panels, errors = drawn(
         chromium,
-        answered("bargauge", many),
-        answered("bargauge", SHARES),
+        answered("bargauge", many, options=HORIZONTAL),
+        answered("bargauge", SHARES, options=HORIZONTAL),
         answered("table", wide, table),
         answered("table", SHARES, table),
     )

@@ -87,7 +87,8 @@ async def test_without_request_records_the_reason_is_given() -> None:
 
     document = prefixes_document(source)
 
-    assert set(document["absent"]) == {"requests", "flow_tokens", "hit_share"}
+    assert set(document["absent"]) == {"nodes", "requests", "flow_tokens", "hit_share"}
+    assert document["absent"]["nodes"] == "no block is cached at any worker now"
     assert "unplaced_requests" not in document
 
 

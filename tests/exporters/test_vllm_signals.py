@@ -9,6 +9,7 @@ import pytest
 from exporters.catalogue import shipped_catalogue
 from exporters.scraping.derive import derive_target
 from exporters.scraping.exposition import metric_names
+from exporters.scraping.quality import missing_signals
 from exporters.scraping.signals import SignalStore
 
 Feed = Callable[..., SignalStore]
@@ -159,3 +160,11 @@ def test_a_histogram_without_finite_buckets_has_a_count_and_no_quantile(feed: Fe
     )
     assert dict(numbers.latency_seconds) == {}
     assert numbers.absent["ttft"] == "its series have no bucket bound in common but +Inf"
+
+
+def test_a_renamed_hit_counter_is_missing_though_the_external_one_is_still_there(feed: Feed) -> None:
+    """vllm-project/production-stack#989 (EM07): hits must not read 0 because a lesser counter is on the page."""
+    store = feed("vllm:prefix_cache_hits_v2_total 600\nvllm:external_prefix_cache_hits_total 0\n")
+
+    assert not store.has("prefix_hit_tokens")
+    assert "prefix_hit_tokens" in missing_signals(store)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dashboards.asked import Shown
 from dashboards.errors import DashboardError
+from dashboards.panel_queries import LOST
 from stack.dashboards_command import print_check, run_check, run_preview
 from stack.errors import INPUT_ERRORS, UsageError
 from tests.dashboards.fake_prometheus import answering
@@ -74,7 +75,7 @@ def test_a_preview_shows_values_texts_for_none_and_lost_metrics(tmp_path: Path) 
         index = run_preview(url, Shown(), tmp_path / "full", ["overview"])
     with prometheus(None) as url:
         run_preview(url, Shown(), tmp_path / "empty", ["overview"])
-    with prometheus("NaN") as url:
+    with prometheus(str(LOST)) as url:
         run_preview(url, Shown(), tmp_path / "lost", ["overview"])
 
     assert index == tmp_path / "full" / "index.html"

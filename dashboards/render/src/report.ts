@@ -1,6 +1,8 @@
 import type { PanelReport } from './input';
 
 const QUIET_MILLISECONDS = 400;
+/** How much higher than its letters a line of text may be, in pixels. */
+const LINE_BOX = 8;
 
 /** What each panel shows, read from the page. */
 export function report(): PanelReport[] {
@@ -24,7 +26,7 @@ export function report(): PanelReport[] {
 function isCutOff(content: HTMLElement, type: string | undefined): boolean {
   const grid = content.querySelector('[role="grid"]');
   const edge = content.getBoundingClientRect().bottom;
-  const below = (box: Element) => box.getBoundingClientRect().bottom > edge + 1;
+  const below = (box: Element) => box.getBoundingClientRect().bottom > edge + LINE_BOX;
   const bars = type === 'bargauge' && [...content.querySelectorAll('*')].some(below);
   return bars || (grid !== null && grid.scrollWidth > grid.clientWidth);
 }
