@@ -63,6 +63,7 @@ def test_goodput_is_of_requests_that_meet_every_objective_at_once() -> None:
 
 
 def test_counters_begin_at_0_when_records_are_read_so_that_the_first_bad_one_is_an_increase() -> None:
+    """pyrra-dev/pyrra#1259, #448, #477 (SL05): a fresh deploy has its series before its first request."""
     ledger = ledger_of()
     assert "requests_total" not in figures(ledger)  # nothing is read: absent, not 0
     ledger.expect(ROUTER)
