@@ -30,7 +30,7 @@ from dashboards.render.type_check import type_errors
 from dashboards.render.verdict import PageVerdict, counted, judge, table
 from engines.tiny_model import MODEL_NAME, default_model_dir
 from slo.window import seconds
-from stack.errors import INPUT_ERRORS
+from stack.errors import INPUT_ERRORS, UsageError
 from tests.stack.dashboard_stack import SCRAPE_SECONDS, observed, simulated_engines, traffic
 
 SHIPPED = Path("dashboards")
@@ -80,8 +80,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _shipped(form: str, only: Sequence[str] | None) -> dict[str, Mapping[str, Any]]:
-    files = sorted((SHIPPED / form).glob("*.json"))
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files if not only or file.stem in only}
+    files = {file.stem: file for file in sorted((SHIPPED / form).glob("*.json"))}
+    names = only or list(files)
+    unknown = [name for name in names if name not in files]
+    if unknown or not files:
+        raise UsageError(f"{SHIPPED / form}: no dashboard {', '.join(unknown)}: there are {', '.join(files) or 'none'}")
+    return {name: json.loads(files[name].read_text(encoding="utf-8")) for name in names}
 
 
 async def _pages(models: Mapping[str, Mapping[str, Any]], options: argparse.Namespace, console: Console) -> list[_Page]:
