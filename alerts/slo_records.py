@@ -60,7 +60,8 @@ class SloRecords:
             yield self._record("good_events", self.base, good)
         else:
             yield self._record("good_events", self.base, good or "")
-            bad = f"{self.series('total_events', self.base)} - {self.series('good_events', self.base)}"
+            # A scrape may come between the two rules; good > total for good is an alert of its own.
+            bad = f"clamp_min({self.series('total_events', self.base)} - {self.series('good_events', self.base)}, 0)"
             yield self._record("bad_events", self.base, bad)
         yield self._ratio(self.base)
 

@@ -270,7 +270,7 @@ def _target_health(targets: Sequence[Target], now_seconds: float) -> list[Metric
         _add_known(size, [target.name], health.body_bytes)
         _add_known(samples, [target.name], health.samples)
         if health.succeeded_at_seconds is not None:
-            age.add_metric([target.name], now_seconds - health.succeeded_at_seconds)
+            age.add_metric([target.name], max(0.0, now_seconds - health.succeeded_at_seconds))
     return [up, ready, window, scrapes, failures, duration, size, samples, age]
 
 
