@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 from aiohttp import web
+from pydantic import SecretStr
 
 from exporters.caches.prefix_names import NamedPrefix
 from exporters.config import ExporterConfig, TargetConfig
@@ -58,7 +59,7 @@ class LiveFleet:
         targets = tuple(TargetConfig(name=f"w{k}", url=url) for k, url in enumerate(urls))
         named = tuple(_named(app, name) for app, name in enumerate(APPS[:4]))
         self.exporter = Exporter(
-            ExporterConfig(targets=targets, prefixes=named, prefix_secret="one key", interval_seconds=3600.0)
+            ExporterConfig(targets=targets, prefixes=named, prefix_secret=SecretStr("one key"), interval_seconds=3600.0)
         )
         self.scrapes = 0
         self._sessions = 0

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -237,7 +238,7 @@ def test_objectives_and_isolation_are_taken_from_the_request_records() -> None:
 
 
 def test_problems_of_the_exporter_itself_are_told() -> None:
-    documents = {
+    documents: dict[str, dict[str, Any]] = {
         "service": {"problems": ["dns: no such host"], "reload_problem": "line 3: listen: not an address"},
         "requests": {
             "failed_reads": [{"source": "router", "target": "r", "reason": "timeout", "reads": 3}],

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
+from playwright.async_api import Browser, ConsoleMessage, Page, Response, async_playwright, expect
 
 from tests.exporters.live_fleet import APPS, LiveFleet
 
@@ -85,7 +86,7 @@ async def site(browser: Browser, fleet: LiveFleet) -> AsyncIterator[Site]:
 
 
 async def test_256_workers_and_50_000_nodes_are_drawn_within_two_seconds(
-    browser: Browser, record_property: pytest.RecordProperty
+    browser: Browser, record_property: Callable[[str, object], None]
 ) -> None:
     """From the navigation to the first frame with the map in it, in a browser that has nothing of the page yet."""
     fleet = LiveFleet(workers=256, sessions=30_000)
@@ -303,10 +304,14 @@ async def test_it_asks_for_nothing_while_nobody_looks_or_while_paused(site: Site
     assert asked == []
 
 
+def _unchanged(path: str, answer: Response) -> bool:
+    return answer.status == 304 and path in answer.url
+
+
 async def test_unchanged_pages_and_maps_are_answered_with_304(site: Site) -> None:
     page = await site.open()
     for path in ("/", "/api/v1/prefixes"):
-        async with page.expect_response(lambda answer, path=path: answer.status == 304 and path in answer.url):
+        async with page.expect_response(partial(_unchanged, path)):
             await page.evaluate(UPDATE_NOW)
 
 
