@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from stack.cli_dashboards import dashboards_app
+from stack.cli_diagnose import diagnose_app
 from stack.cli_engines import engines_app
 from stack.cli_exporter import exporter_app
 from stack.cli_shared import JsonFlag, finish, names
@@ -31,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+app.add_typer(diagnose_app)
 app.add_typer(exporter_app, name="exporter")
 app.add_typer(slo_app, name="slo")
 app.add_typer(dashboards_app, name="dashboards")
@@ -324,67 +326,6 @@ def router(config: Annotated[Path, typer.Option(help="prefixwatch.yaml; `fleet.t
     from stack.parts import run_router
 
     run_router(config, Console())
-
-
-@app.command()
-def diagnose(
-    alert: Annotated[
-        str | None, typer.Argument(help="The alert that fired; its page's questions come first.", show_default=False)
-    ] = None,
-    prometheus: Annotated[str | None, typer.Option(help="URL of the Prometheus that scrapes the exporter.")] = None,
-    exporter: Annotated[
-        str | None, typer.Option(help="URL of the exporter itself, where there is no Prometheus.")
-    ] = None,
-    window: Annotated[str, typer.Option(help="Range that is looked at, e.g. 5m; with --prometheus.")] = "5m",
-    seconds: Annotated[float, typer.Option(min=1, help="How long to watch; with --exporter.")] = 10.0,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown for an incident ticket.")] = False,
-    preflight: Annotated[
-        bool, typer.Option("--preflight", help="The checklist before a launch instead; 1 if an item failed.")
-    ] = False,
-    target: Annotated[
-        str | None, typer.Option(help="With --preflight: endpoint that gets about a dozen small chats.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="With --preflight: prefixwatch.yaml of the fleet.")] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Ask the runbooks' questions in order, and name the likeliest cause: 0 nothing wrong, 1 found, 3 inconclusive.
-
-    Example: `prefixwatch diagnose PrefixHitRateLow --prometheus http://127.0.0.1:9090`
-
-    Example: `prefixwatch diagnose --exporter http://127.0.0.1:9477 --markdown`
-
-    Example: `prefixwatch diagnose --preflight --target http://127.0.0.1:8000 --config prefixwatch.yaml`
-    """
-    if preflight:
-        from stack.preflight_command import PreflightOptions, run_preflight
-
-        facts = PreflightOptions(target, config, prometheus, exporter, window, seconds)
-        finish(*run_preflight(facts, Console(stderr=as_json), markdown=markdown, as_json=as_json), as_json=as_json)
-    from stack.diagnose_command import DiagnoseOptions, run_diagnose
-
-    options = DiagnoseOptions(alert, prometheus, exporter, window, seconds)
-    console = Console(stderr=as_json or markdown)
-    finish(*run_diagnose(options, console, markdown=markdown, as_json=as_json), as_json=as_json)
-
-
-@app.command()
-def drill(
-    fault: Annotated[
-        list[str] | None, typer.Argument(help="Faults by name; all of them without any.", show_default=False)
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Practise: make a fault in a small local stack, and see which alerts come and what the diagnosis says.
-
-    Starts simulated engines, a router, the exporter, Prometheus and Alertmanager; under a minute a fault. 1 when an
-    alert or the named cause isn't the right one.
-
-    Example: `prefixwatch drill hot-prefix`
-    """
-    from stack.drill_command import run_drills
-
-    results, exit_code = run_drills(fault or [], Console(stderr=as_json), as_json=as_json)
-    finish({"drills": results}, exit_code, as_json=as_json)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from dashboards.preview import preview
 from dashboards.prometheus import Prometheus, new_session
 from exporters.durations import seconds_of
 from stack.errors import UsageError
+from stack.generated_files import report_outdated
 
 
 def run_build(out: Path, console: Console, *, check_only: bool, runbooks: str = RUNBOOKS) -> int:
@@ -35,21 +36,8 @@ def run_build(out: Path, console: Console, *, check_only: bool, runbooks: str = 
 
 
 def _compare(wanted: Mapping[Path, str], out: Path, console: Console) -> int:
-    wrong = [f"{path}: {'differs' if path.is_file() else 'missing'}" for path in wanted if _text(path) != wanted[path]]
-    made = {path for pattern in ("json/*.json", "v2/*.json", "provisioning/*.yaml") for path in out.glob(pattern)}
-    wrong += [f"{path}: no longer made, delete it" for path in sorted(made - wanted.keys())]
-    for line in wrong:
-        console.print(line, highlight=False, soft_wrap=True)
-    if wrong:
-        console.print("out of date: run prefixwatch dashboards build", highlight=False, soft_wrap=True)
-    return 1 if wrong else 0
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return None
+    present = [path for pattern in ("json/*.json", "v2/*.json", "provisioning/*.yaml") for path in out.glob(pattern)]
+    return report_outdated(wanted, present, "run prefixwatch dashboards build", console)
 
 
 def run_check(prometheus: str, shown: Shown, job: str) -> tuple[dict[str, Any], int]:

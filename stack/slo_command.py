@@ -28,6 +28,7 @@ from slo.library import shipped_names
 from slo.sloth import specifications
 from slo.window import promql
 from stack.errors import UsageError
+from stack.generated_files import report_outdated
 
 FORMATS = ("prometheus", "sloth", "kubernetes")
 
@@ -104,22 +105,8 @@ def _formatted(files: Sequence[RuleFile], options: BuildOptions) -> dict[str, st
 
 
 def _compare(wanted: Mapping[Path, str], options: BuildOptions, console: Console) -> int:
-    """Says which files a build would add or change, and which it no longer makes: 1 if any."""
-    wrong = [f"{path}: {'differs' if path.is_file() else 'missing'}" for path in wanted if _text(path) != wanted[path]]
-    leftovers = sorted(set(options.out.glob("*.yaml")) - wanted.keys())
-    wrong += [f"{path}: no longer made, delete it" for path in leftovers]
-    for line in wrong:
-        console.print(line, highlight=False, soft_wrap=True)
-    if wrong:
-        console.print("out of date: run prefixwatch slo build with these options", highlight=False, soft_wrap=True)
-    return 1 if wrong else 0
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return None
+    remedy = "run prefixwatch slo build with these options"
+    return report_outdated(wanted, options.out.glob("*.yaml"), remedy, console)
 
 
 def grade(requests: Path, names_or_paths: Sequence[str]) -> tuple[dict[str, Any], int]:
