@@ -89,8 +89,8 @@ def catalogue_check(
 ) -> None:
     """Say what a catalogue file maps of a page, what it leaves, and what looks wrong: units, labels, kinds. 1 if so.
 
-    Example: `curl -s http://gateway:9090/metrics > page.txt; prefixwatch exporter catalogue check my.yaml --against
-    page.txt`
+    Example: `prefixwatch exporter catalogue check my.yaml --against page.txt`, where the page was saved by
+    `curl -s http://gateway:9090/metrics > page.txt`
     """
     from stack.catalogue_command import run_check
 

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from engines.tiny_model import default_model_dir
 from stack.cli import app
-from stack.cli_engines import engines_app
 
 
 def prefixwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,13 +23,16 @@ def prefixwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    "command",
-    [[c.name or c.callback.__name__] for c in app.registered_commands if c.callback]
-    + [["engines", c.name] for c in engines_app.registered_commands if c.name],
-    ids=" ".join,
-)
-def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
+def every_command(below: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Commands of all groups, and the groups that do something by themselves."""
+    found = [path] if path and (not hasattr(below, "commands") or below.invoke_without_command) else []
+    for name, command in getattr(below, "commands", {}).items():
+        found += every_command(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("command", every_command(get_command(app)), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(command: tuple[str, ...]) -> None:
     result = prefixwatch(*command, "--help")
     assert result.returncode == 0
     assert f"Example: prefixwatch {' '.join(command)}" in " ".join(result.stdout.split())
