@@ -230,8 +230,8 @@ async def test_no_probe_beyond_the_budget(engine: str, probes: MakeProbes) -> No
 
 
 async def test_a_prompt_that_is_too_long_is_left_out(engine: str, probes: MakeProbes) -> None:
-    """The engine takes 8,192 tokens at most."""
-    probed = probes(engine, prompt_tokens=[200, 9000], target_tokens_per_minute=20_000)
+    """The engine takes 8,192 tokens at most; lengths are estimates from the words of the first prompt."""
+    probed = probes(engine, prompt_tokens=[200, 16_000], target_tokens_per_minute=40_000)
     await probed.rounds(2)
     assert probed.state.plan.lengths == [200]
     assert probed.samples()["probe_requests_total", "w/rejected"] == 1

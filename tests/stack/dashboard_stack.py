@@ -43,6 +43,8 @@ SCRAPE_SECONDS = 1.0
 TENANTS = ("acme", "globex", "initech")
 _READY_SECONDS = 90.0
 RANGE_SECONDS = 60.0
+_REGENERATING = 3
+"""Clients that always have a request in flight: hotspots are judged from one request on average on."""
 FILLED_SECONDS = 180.0
 """Records over 15 hastened minutes, 20 hits and misses of one length, probes of two lengths, caches that overflow."""
 
@@ -178,13 +180,14 @@ def short_folder() -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def traffic(router: str, model: str = MODEL_NAME, rate_per_second: float = 8.0) -> AsyncIterator[Sender]:
-    """While inside: chats of several tenants, prompts that nobody sent before, and one answer asked for again and
-    again, so that there are partial hits, misses and hits.
+    """While inside: chats of several tenants, prompts that nobody sent before, and answers asked for again and again,
+    so that there are partial hits, misses and hits, and on engines of any speed requests in flight.
     """
     chats = Traffic(rate_per_second=rate_per_second, tenants=TENANTS, openings=24, opening_words=160, turns=4)
     chats.flood_per_second, chats.flood_words = rate_per_second / 2, 300
     sender = Sender(router, chats)
-    tasks = [asyncio.create_task(sender.run()), asyncio.create_task(_regenerate(router, model))]
+    again = [_regenerate(router, model, number) for number in range(_REGENERATING)]
+    tasks = [asyncio.create_task(each) for each in (sender.run(), *again)]
     try:
         yield sender
     finally:
@@ -193,20 +196,20 @@ async def traffic(router: str, model: str = MODEL_NAME, rate_per_second: float =
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _regenerate(router: str, model: str) -> None:
+async def _regenerate(router: str, model: str, number: int) -> None:
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": "again " * 200}],
-        "max_tokens": 4,
+        "messages": [{"role": "user", "content": f"again {number} " * 100}],
+        "max_tokens": 64,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    headers = {"x-tenant-id": TENANTS[0], "x-session-id": "regenerate"}
+    headers = {"x-tenant-id": TENANTS[number % len(TENANTS)], "x-session-id": f"regenerate-{number}"}
     async with aiohttp.ClientSession() as session:
         while True:
             async with session.post(f"{router}/v1/chat/completions", json=body, headers=headers) as response:
                 await response.read()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.05)
 
 
 def _write(folder: Path, name: str, content: Any) -> Path:
