@@ -161,8 +161,14 @@ def _simulated_config(settings: Mapping[str, Any]) -> SimulatedEngineConfig:
     try:
         return SimulatedEngineConfig.model_validate(settings)
     except ValidationError as error:
-        problems = "; ".join(".".join(map(str, each["loc"])) + ": " + each["msg"] for each in error.errors())
+        problems = "; ".join(_problem(each["loc"], each["msg"]) for each in error.errors())
         raise EngineError(f"the simulated engine can't be configured so: {problems}") from error
+
+
+def _problem(path: Sequence[int | str], message: str) -> str:
+    """Of one key, or of several that don't go together, which have no path."""
+    what = message.removeprefix("Value error, ")
+    return f"{'.'.join(map(str, path))}: {what}" if path else what
 
 
 _ipc_numbers = itertools.count()

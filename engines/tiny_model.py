@@ -1,7 +1,7 @@
 """A small model made on the spot: its own tokenizer, chat template and random weights, no download.
 
 It stands in for a real model wherever only the serving matters. The tokenizer is a byte-level BPE trained
-until every word of `tiny_model_words.txt` is one token, so that prompts of an exact length can be put
+until every word of `kvcache/words.txt` is one token, so that prompts of an exact length can be put
 together from plain words, and any other text still encodes. The weights are a Llama of about six million
 bfloat16 parameters, equal wherever they are made, so that engines which load them agree. Output is always
 words: the rows of the output layer that belong to control tokens and to bytes above ASCII are zero and the
@@ -23,13 +23,17 @@ from platformdirs import user_cache_path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engines.errors import EngineError
+from kvcache.words import words
 
-VERSION = "1"
+__all__ = ["MODEL_NAME", "default_model_dir", "make_tiny_model", "words"]
+
+VERSION = "2"
 """Changes with anything that changes a file of the model: part of the cached folder's name."""
 
 MODEL_NAME = "tiny"
 PAD, BOS, EOS, TURN_START, TURN_END = _CONTROL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -41,11 +45,6 @@ _WEIGHT_SCALE, _OUTPUT_SCALE = 0.02, 0.2
 _SEED = 0
 
 Weights = npt.NDArray[np.float32]
-
-
-def words() -> list[str]:
-    """The words that are one token each when a space stands before them, in the file's order."""
-    return (Path(__file__).parent / "tiny_model_words.txt").read_text(encoding="ascii").split()
 
 
 def default_model_dir() -> Path:

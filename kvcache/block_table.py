@@ -17,10 +17,13 @@ import numpy.typing as npt
 from kvcache.blocks import Hashes, as_tokens, content_hashes
 from kvcache.table_kernel import (
     BLOCK,
+    DUPLICATE_TOKENS,
     EVICTED,
     EVICTED_ENTRY,
     FRESH_ROW,
     HELD_ROWS,
+    LOST_TOKENS,
+    OPENING_ENTRY,
     ORPHAN,
     REGRETTED,
     REMEMBERED,
@@ -29,11 +32,13 @@ from kvcache.table_kernel import (
     ROW_ENTRY,
     STORED,
     STORED_BARE,
+    STORED_UNDER,
     WORKER_ENTRY,
     Batch,
     Fleet,
     Worker,
     apply_runs,
+    open_all,
     rehash,
     release_all,
 )
@@ -61,25 +66,35 @@ class Runs:
     kinds: npt.NDArray[np.int32]
     sizes: npt.NDArray[np.int32]
     parents: npt.NDArray[np.uint64]
+    openings: npt.NDArray[np.uint64]
     ids: npt.NDArray[np.uint64]
     contents: Hashes
     block_tokens: int
     removals: int
+    salted: bool = False
+    """Whether a run begins under a salt: then its opening isn't its parent."""
 
     @classmethod
     def of(
-        cls, runs: Sequence[tuple[int, int, int]], ids: Hashes, contents: Hashes = _NONE, block_tokens: int = 16
+        cls,
+        runs: Sequence[tuple[int, int, int]],
+        ids: Hashes,
+        contents: Hashes = _NONE,
+        block_tokens: int = 16,
+        openings: Sequence[int] | None = None,
     ) -> Runs:
-        """Of (kind, size, parent) a run."""
+        """Of (kind, size, parent) a run; without `openings` none has a salt."""
         kinds, sizes, parents = zip(*runs, strict=True)
         return cls(
             np.array(kinds, dtype=np.int32),
             np.array(sizes, dtype=np.int32),
             np.array(parents, dtype=np.uint64),
+            np.array(parents if openings is None else openings, dtype=np.uint64),
             ids,
             contents,
             block_tokens,
             sum(size for kind, size, _ in runs if kind == REMOVED),
+            salted=openings is not None,
         )
 
 
@@ -158,7 +173,8 @@ class WorkerBlocks:
         self._table = table
         self._held = np.zeros(_SMALLEST, dtype=WORKER_ENTRY)
         self._evicted = np.zeros(_SMALLEST, dtype=EVICTED_ENTRY)
-        self._counts = np.zeros(6, dtype=np.int64)
+        self._openings = np.zeros(0, dtype=OPENING_ENTRY)
+        self._counts = np.zeros(8, dtype=np.int64)
         self._ages = np.zeros(len(LIFETIME_BOUNDS_SECONDS) + 1, dtype=np.int64)
         self._ages_sum = np.zeros(1)
 
@@ -181,6 +197,19 @@ class WorkerBlocks:
         return int(self._counts[RESIDENT])
 
     @property
+    def duplicate_tokens(self) -> int:
+        """Tokens of the blocks held that only their salt tells from another one held: what sharing would free.
+
+        Of ten tenants' copies of a block nine count. An adapter's or a picture's blocks are no copies of another's.
+        """
+        return int(self._counts[DUPLICATE_TOKENS])
+
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens of the blocks stored while one was held that only its salt told from them: hits, but for the salt."""
+        return int(self._counts[LOST_TOKENS])
+
+    @property
     def lifetimes(self) -> tuple[list[int], float]:
         """Evictions by how long after its storing: up to each of `LIFETIME_BOUNDS_SECONDS` and above (not cumulative),
         and the sum of these times in seconds."""
@@ -188,7 +217,7 @@ class WorkerBlocks:
 
     @property
     def nbytes(self) -> int:
-        return self._held.nbytes + self._evicted.nbytes
+        return self._held.nbytes + self._evicted.nbytes + self._openings.nbytes
 
     @property
     def evicted_nbytes(self) -> int:
@@ -210,6 +239,7 @@ class WorkerBlocks:
         if new:
             table.make_room(new)
             self._held = roomy(self._held, self.resident_blocks + new)
+            self._make_openings(said, self.resident_blocks + new)
         if said.removals:
             remembered = min(int(self._counts[REMEMBERED]) + said.removals, _EVICTIONS_REMEMBERED)
             self._evicted = roomy(self._evicted, remembered)
@@ -218,6 +248,7 @@ class WorkerBlocks:
             said.kinds,
             said.sizes,
             said.parents,
+            said.openings,
             said.ids,
             said.contents,
             said.block_tokens,
@@ -225,7 +256,8 @@ class WorkerBlocks:
             REGRET_SECONDS,
             counting,
         )
-        apply_runs(batch, outcomes, self._arrays(), table.arrays())
+        openings = self._openings if len(self._openings) else None
+        apply_runs(batch, outcomes, self._arrays(), openings, table.arrays())
         table.version += 1
         return np.flatnonzero(outcomes == ORPHAN)
 
@@ -236,7 +268,16 @@ class WorkerBlocks:
             self._table.version += 1
         self._held = np.zeros(_SMALLEST, dtype=WORKER_ENTRY)
         self._evicted = np.zeros(_SMALLEST, dtype=EVICTED_ENTRY)
+        self._openings = np.zeros(0, dtype=OPENING_ENTRY)
         self._counts[RESIDENT:] = 0
+
+    def _make_openings(self, said: Runs, blocks: int) -> None:
+        """Room for so many; who never salts keeps no such table."""
+        if len(self._openings):
+            self._openings = roomy(self._openings, blocks)
+        elif said.salted:
+            self._openings = roomy(np.zeros(_SMALLEST, dtype=OPENING_ENTRY), blocks)
+            open_all(self._openings, self._arrays(), self._table.arrays())
 
     def _arrays(self) -> Worker:
         return Worker(self._held, self._evicted, self._counts, _BOUNDS, self._ages, self._ages_sum)
@@ -265,7 +306,8 @@ def warm_up() -> None:
     ones = np.ones(3, dtype=np.uint64)
     runs = [(STORED_BARE, 1, 0), (REMOVED, 1, 0), (STORED_BARE, 1, 0)]
     worker.apply(Runs.of(runs, ones, ones[:2]), 0.0)
+    worker.apply(Runs.of([(STORED_UNDER, 1, 1)], ones[:1], ones[:1], openings=[0]), 0.0)
     content_hashes(as_tokens([0] * 16))
-    for columns in (table.rows, worker._held, worker._evicted):
+    for columns in (table.rows, worker._held, worker._evicted, worker._openings):
         roomy(columns, 100)
     worker.clear()

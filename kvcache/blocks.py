@@ -19,14 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-SEED = 1337
-DEFAULT_BLOCK_SIZE = 16
+from kvcache.token_arrays import DEFAULT_BLOCK_SIZE, Hashes, Tokens, as_tokens
 
-Tokens = npt.NDArray[np.uint32]
-Hashes = npt.NDArray[np.uint64]
+__all__ = [
+    "DEFAULT_BLOCK_SIZE",
+    "SEED",
+    "Hashes",
+    "Tokens",
+    "as_tokens",
+    "block_hashes",
+    "chain",
+    "content_hashes",
+    "multimodal_key",
+    "namespace_root",
+]
+
+SEED = 1337
 
 _kernel: Callable[[Tokens, int, int | None, int], Hashes] | None
 _content_kernel: Callable[[Tokens, int, int], Hashes] | None
@@ -37,23 +47,6 @@ except ImportError:  # numba is the optional extra "fast"
     _kernel = _content_kernel = None
 
 _KERNEL_BLOCK_SIZES = (16, 32)
-
-
-def as_tokens(ids: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
-    """Token ids as the array that all hashing takes: unsigned 32-bit, contiguous, little-endian.
-
-    Raises ValueError for an id that 32 bits can't hold: wrapped around, it would collide with another's.
-    """
-    if isinstance(ids, np.ndarray) and ids.dtype != np.uint32 and ids.size and not _fits(ids):
-        raise ValueError("token ids must lie in 0 … 2^32 - 1")
-    try:
-        return np.ascontiguousarray(ids, dtype="<u4")
-    except OverflowError as error:
-        raise ValueError("token ids must lie in 0 … 2^32 - 1") from error
-
-
-def _fits(ids: npt.NDArray[np.integer]) -> bool:
-    return bool(ids.min() >= 0) and bool(ids.max() < 2**32)
 
 
 def multimodal_key(identifier: str | bytes, offset: int) -> int:

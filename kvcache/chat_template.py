@@ -21,6 +21,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Messages = Sequence[Mapping[str, Any]]
 
+_TOOL_KEYS, _OPTIONAL_TOOL_KEYS = ("type", "function"), ("defer_loading",)
+_FUNCTION_KEYS, _OPTIONAL_FUNCTION_KEYS = ("name", "description", "parameters"), ("strict", "defer_loading")
+
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -45,7 +48,7 @@ class ChatTemplate:
         prepared = [_message(message, position, self.takes_parts) for position, message in enumerate(messages)]
         values = {"add_generation_prompt": True, "documents": None, **self._variables, **arguments}
         try:
-            return self._template.render(messages=prepared, tools=tools or None, **values)
+            return self._template.render(messages=prepared, tools=_tools(tools), **values)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
 
@@ -80,6 +83,29 @@ def _texts(content: Any, position: int) -> list[str]:
         else:
             raise ChatTemplateError(f"a content part of message {position} must be an object with a type")
     return texts
+
+
+def _tools(tools: Any) -> Any:
+    """Tools as vLLM hands them on: its own order of keys, null for a missing description or schema, nothing else.
+
+    A template prints them as JSON, so the client's order of keys must not show. What vLLM would refuse stays as it is.
+    """
+    return [_tool(tool) for tool in tools] if isinstance(tools, list | tuple) and tools else tools or None
+
+
+def _tool(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or "name" not in function:
+        return tool
+    deferred = {"defer_loading": tool["defer_loading"]} if tool.get("defer_loading") is not None else {}
+    known = {**deferred, **{key: value for key, value in function.items() if value is not None}}
+    inside = _picked(known, _FUNCTION_KEYS, _OPTIONAL_FUNCTION_KEYS)
+    return _picked({"type": "function", **tool, "function": inside}, _TOOL_KEYS, _OPTIONAL_TOOL_KEYS)
+
+
+def _picked(values: Mapping[str, Any], always: Sequence[str], optional: Sequence[str]) -> dict[str, Any]:
+    given = {key: values[key] for key in optional if values.get(key) is not None}
+    return {key: values.get(key) for key in always} | given
 
 
 def _tool_call(call: Any) -> Any:

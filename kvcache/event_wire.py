@@ -53,14 +53,30 @@ class Stored(msgspec.Struct, gc=False, rename={"group_index": "group_idx", "atte
         except OverflowError:
             raise EventDecodeError("BlockStored: a token id is outside 0 … 2^32 - 1") from None
 
-    def root(self) -> int | None:
-        """The namespace of a prompt that begins with these blocks; None for the public one."""
-        keys = extra_keys(self.extra_keys or (), self.lora_name, first_of_prompt=True)
-        lora = self.lora_name or (f"lora_id={self.lora_id}" if self.lora_id is not None else None) or keys.lora
-        return namespace_root(self._salt(keys.salt), lora)
+    def roots(self) -> tuple[int | None, int | None]:
+        """The namespace of a prompt that begins with these blocks, and the one that it would be in without its salt;
+        None for the public one.
 
-    def _salt(self, among_extra_keys: str | None) -> str | None:
-        return among_extra_keys
+        SGLang's extra key stays with both: it may name an adapter, whose blocks aren't others'.
+        """
+        entries = self.extra_keys if self.extra_keys and any(self.extra_keys) else ()
+        keys = extra_keys(entries, self.lora_name, first_of_prompt=True)
+        lora = self.lora_name or (f"lora_id={self.lora_id}" if self.lora_id is not None else None) or keys.lora
+        salt, extra_key = self._salt() or keys.salt, self._extra_key()
+        root = namespace_root(namespace(salt, extra_key), lora)
+        return root, namespace_root(extra_key, lora) if salt else root
+
+    @property
+    def tells_salts(self) -> bool:
+        """Whether it would say so if its blocks were salted: vLLM says of each block what made its hash differ, in
+        releases that say it at all; SGLang only names the salt that there is."""
+        return self.extra_keys is not None or self._salt() is not None
+
+    def _salt(self) -> str | None:
+        return None
+
+    def _extra_key(self) -> str | None:
+        return None
 
     def multimodal(self) -> Mapping[int, tuple[int, ...]]:
         """The u64 keys of pictures and the like, by position of their block."""
@@ -99,8 +115,11 @@ class _StoredFields(Stored):
     cache_salt: str | None = None
     extra_key: str | None = None
 
-    def _salt(self, among_extra_keys: str | None) -> str | None:
-        return namespace(self.cache_salt or among_extra_keys, self.extra_key)
+    def _salt(self) -> str | None:
+        return self.cache_salt
+
+    def _extra_key(self) -> str | None:
+        return self.extra_key
 
 
 _TYPES: Mapping[str, type[Stored] | type[Removed] | type[Cleared]] = {

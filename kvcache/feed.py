@@ -10,9 +10,7 @@ cleared (`kvcache.event_sequence`), and so it is for a payload that can't be rea
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from kvcache.event_sequence import Applied, EventSequence, FeedCounters, Replay
@@ -26,21 +24,10 @@ from kvcache.events import (
     decode_batch,
 )
 from kvcache.index import BlockIndex
+from kvcache.parked import PARK_SECONDS, AttentionGroups, ParkedRuns
 from kvcache.placement import Credit, Placement, Unplaceable, check_block_size, first_placement, place
 
 __all__ = ["PARK_SECONDS", "Applied", "FeedCounters", "Replay", "WorkerFeed"]
-
-PARK_SECONDS = 0.05
-"""How long a block waits for its parent."""
-
-_PARKED_AT_MOST = 1024
-FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-
-
-@dataclass(slots=True)
-class _Parked:
-    event: BlockStored
-    until_seconds: float
 
 
 class WorkerFeed(EventSequence):
@@ -65,8 +52,8 @@ class WorkerFeed(EventSequence):
             raise ValueError("each tier needs an index of its own: removals on one would erase another's blocks")
         self._placements: dict[Tier, dict[BlockId, Placement]] = {tier: {} for tier in self._indexes}
         self._engine_block_size: int | None = None
-        self._full_groups: dict[int, bool] = {}
-        self._parked: deque[_Parked] = deque()
+        self._groups = AttentionGroups()
+        self._parked: ParkedRuns[BlockStored] = ParkedRuns()
 
     @property
     def parked(self) -> int:
@@ -75,9 +62,7 @@ class WorkerFeed(EventSequence):
 
     def expire(self, now_seconds: float) -> None:
         """Drop the blocks that have waited too long for their parent."""
-        while self._parked and self._parked[0].until_seconds <= now_seconds:
-            self._parked.popleft()
-            self.counters.unknown_parents += 1
+        self.counters.unknown_parents += self._parked.expire(now_seconds)
 
     def _apply_payload(self, payload: bytes, now_seconds: float, done: Applied) -> None:
         self.expire(now_seconds)
@@ -99,22 +84,15 @@ class WorkerFeed(EventSequence):
         if not isinstance(event, BlockStored | BlockRemoved):
             self._drop_all()
             done.cleared = True
-        elif event.tier not in self._indexes or not self._full_attention(event):
+        elif event.tier not in self._indexes or not self._of_full_attention(event):
             self.counters.ignored_events += 1
         elif isinstance(event, BlockRemoved):
             self._remove(event, done)
         else:
             self._store_all(event, now_seconds, done)
 
-    def _full_attention(self, event: BlockStored | BlockRemoved) -> bool:
-        """Only full-attention groups say what prefix can be reused; undescribed, that is the first group."""
-        group = event.group_index
-        if isinstance(event, BlockStored) and event.attention is not None:
-            full = event.attention in FULL_ATTENTION
-            if group is not None:
-                self._full_groups[group] = full
-            return full
-        return group is None or self._full_groups.get(group, group == 0)
+    def _of_full_attention(self, event: BlockStored | BlockRemoved) -> bool:
+        return self._groups.full(event.group_index, event.attention if isinstance(event, BlockStored) else None)
 
     def _store_all(self, event: BlockStored, now_seconds: float, done: Applied) -> None:
         """Store a run, then whatever waited for it, then what waited for that."""
@@ -127,7 +105,7 @@ class WorkerFeed(EventSequence):
                 continue
             parent = first_placement(run) if run.parent_id is None else self._find(run.parent_id, run.tier)
             if parent is None:
-                self._park(run, now_seconds)
+                self.counters.unknown_parents += self._parked.park(run, now_seconds)
                 continue
             try:
                 placements, credits = place(run, parent, self.block_size)
@@ -137,23 +115,8 @@ class WorkerFeed(EventSequence):
             if run.tier is Tier.GPU:
                 self._engine_block_size = run.block_size
             self._store(run, placements, credits, done)
-            waiting.extend(self._unpark(run.block_ids))
-
-    def _park(self, event: BlockStored, now_seconds: float) -> None:
-        if len(self._parked) >= _PARKED_AT_MOST:
-            self._parked.popleft()
-            self.counters.unknown_parents += 1
-        self._parked.append(_Parked(event, now_seconds + PARK_SECONDS))
-
-    def _unpark(self, block_ids: Sequence[BlockId]) -> list[BlockStored]:
-        """Runs whose parent has now arrived."""
-        if not self._parked:
-            return []
-        arrived = set(block_ids)
-        ready = [parked.event for parked in self._parked if parked.event.parent_id in arrived]
-        if ready:
-            self._parked = deque(parked for parked in self._parked if parked.event.parent_id not in arrived)
-        return ready
+            arrived = frozenset(run.block_ids)
+            waiting.extend(self._parked.take([parked.parent_id in arrived for parked in self._parked]))
 
     def _store(
         self, event: BlockStored, placements: Iterable[Placement], credits: Iterable[Credit], done: Applied
@@ -205,12 +168,8 @@ class WorkerFeed(EventSequence):
     def _remove(self, event: BlockRemoved, done: Applied) -> None:
         held, index = self._placements[event.tier], self._indexes[event.tier]
         gone = [block_id for block_id in event.block_ids if not _another_copy(held.get(block_id))]
-        if self._parked:
-            self._parked = deque(
-                parked
-                for parked in self._parked
-                if parked.event.tier is not event.tier or set(gone).isdisjoint(parked.event.block_ids)
-            )
+        names = frozenset(gone)
+        self._parked.take([run.tier is event.tier and not names.isdisjoint(run.block_ids) for run in self._parked])
         blocks = [block for block_id in gone if block_id in held for block in held.pop(block_id).blocks]
         leaving = list(dict.fromkeys(block for block in blocks if index.holds(self.worker, block)))
         index.remove(self.worker, leaving)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from kvcache.blocks import Hashes
+from kvcache.token_arrays import Hashes
 
 
 class PredictionCause(StrEnum):

@@ -17,7 +17,7 @@ from threading import Lock
 import numpy as np
 from tokenizers import Tokenizer
 
-from kvcache.blocks import Tokens, as_tokens
+from kvcache.token_arrays import Tokens, as_tokens
 
 _ENTRY_OVERHEAD_BYTES = 300
 _PROBED_TOKENS = 16

@@ -1,7 +1,7 @@
 """One engine's KV events into the fleet's block table: batch by batch, in the engine's own block size.
 
 What is kept, dropped and asked for again is as in `kvcache.feed`, for who counts blocks rather than look prompts up.
-Only what lies on the GPU is counted, and only what full attention stores there: see `kvcache.feed.FULL_ATTENTION`.
+Only what lies on the GPU is counted, and only what full attention stores there.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -21,17 +19,10 @@ from kvcache.blocks import SEED, Hashes, Tokens, content_hashes
 from kvcache.event_sequence import Applied, EventSequence
 from kvcache.event_wire import Cleared, Event, Removed, Stored, decode_wire
 from kvcache.events import BlockId, EventDecodeError, Tier, tier_of
-from kvcache.feed import FULL_ATTENTION, PARK_SECONDS
+from kvcache.parked import AttentionGroups, ParkedRuns
 from kvcache.table_kernel import REMOVED, STORED_AFTER, STORED_BARE, STORED_UNDER
 
-_PARKED_AT_MOST = 1024
 _U64 = 2**64 - 1
-
-
-@dataclass(slots=True)
-class _Parked:
-    event: Stored
-    until_seconds: float
 
 
 class TableFeed(EventSequence):
@@ -51,6 +42,8 @@ class TableFeed(EventSequence):
         super().__init__(worker)
         self.block_size: int | None = None
         """The engine's, from its first event on."""
+        self.tells_salts = False
+        """Whether an event came that would name its salt if it had one."""
         self.clears = 0
         """Times that blocks were held and then, all at once, not known to be held any more."""
         self.blocks = table.join(worker)
@@ -58,17 +51,15 @@ class TableFeed(EventSequence):
         self._wall_clock = wall_clock
         self._since_unix_seconds = wall_clock()
         self._live = False
-        self._full_groups: dict[int, bool] = {}
-        self._parked: deque[_Parked] = deque()
+        self._groups = AttentionGroups()
+        self._parked: ParkedRuns[Stored] = ParkedRuns()
 
     @property
     def parked(self) -> int:
         return len(self._parked)
 
     def expire(self, now_seconds: float) -> None:
-        while self._parked and self._parked[0].until_seconds <= now_seconds:
-            self._parked.popleft()
-            self.counters.unknown_parents += 1
+        self.counters.unknown_parents += self._parked.expire(now_seconds)
 
     def _apply_payload(self, payload: bytes, now_seconds: float, done: Applied) -> None:
         self.expire(now_seconds)
@@ -104,17 +95,12 @@ class TableFeed(EventSequence):
         self._flush(work, now_seconds)
 
     def _counts(self, event: Stored | Removed) -> bool:
-        medium, group = event.medium, event.group_index
+        medium = event.medium
         if medium is not None and medium != "GPU" and tier_of(medium) is not Tier.GPU:
             return False
         if not isinstance(event, Stored):
-            return group is None or self._full_groups.get(group, group == 0)
-        if event.attention is not None:
-            full = event.attention in FULL_ATTENTION
-            if group is not None:
-                self._full_groups[group] = full
-        else:
-            full = group is None or self._full_groups.get(group, group == 0)
+            return self._groups.full(event.group_index)
+        full = self._groups.full(event.group_index, event.attention)
         if full and event.block_size != self.block_size:
             if self.block_size is not None:
                 return event.block_size < 1  # which is refused where its tokens are read
@@ -126,6 +112,7 @@ class TableFeed(EventSequence):
         if not work.events:
             return
         before = self.blocks.resident_blocks
+        self.tells_salts = self.tells_salts or work.tells_salts
         orphans = self.blocks.apply(work.runs(self.block_size or 1), work.at, counting=work.counting)
         if self._parked or len(orphans):
             self._park(work, orphans.tolist(), now_seconds)
@@ -136,26 +123,23 @@ class TableFeed(EventSequence):
     def _park(self, work: _Work, orphans: Iterable[int], now_seconds: float) -> None:
         waiting = set(orphans)
         for position, event in enumerate(work.events):
-            if isinstance(event, Removed) and self._parked:
-                gone = set(event.block_hashes)
-                self._parked = deque(p for p in self._parked if gone.isdisjoint(p.event.block_hashes))
-            elif isinstance(event, Stored) and position in waiting:
-                if len(self._parked) >= _PARKED_AT_MOST:
-                    self._parked.popleft()
-                    self.counters.unknown_parents += 1
-                self._parked.append(_Parked(event, now_seconds + PARK_SECONDS))
+            if isinstance(event, Removed):
+                gone = frozenset(event.block_hashes)
+                self._parked.take([not gone.isdisjoint(run.block_hashes) for run in self._parked])
+            elif position in waiting:
+                self.counters.unknown_parents += self._parked.park(event, now_seconds)
         self._retry(work)
 
     def _retry(self, work: _Work) -> None:
         """Again and again, for a run that finds its parent may be another's."""
-        waiting = -1
-        while self._parked and len(self._parked) != waiting:
-            waiting = len(self._parked)
+        before = -1
+        while self._parked and len(self._parked) != before:
+            before = len(self._parked)
             again = _Work(work.at, work.counting)
-            for parked in self._parked:
-                again.add_stored(parked.event)
+            for run in self._parked:
+                again.add_stored(run)
             orphans = set(self.blocks.apply(again.runs(self.block_size or 1), work.at, counting=work.counting).tolist())
-            self._parked = deque(parked for k, parked in enumerate(self._parked) if k in orphans)
+            self._parked.take([position not in orphans for position in range(before)])
 
     def _forget_blocks(self) -> None:
         self._parked.clear()
@@ -178,6 +162,7 @@ class _Work:
     def clear(self) -> None:
         self.events: list[Stored | Removed] = []
         self.stored = 0
+        self.tells_salts = self._salted = False
         self._removed = 0
         self._runs: array[int] = array("Q")
         self._ids: list[BlockId] = []
@@ -188,10 +173,13 @@ class _Work:
         count, parent = len(event.block_hashes), event.parent_block_hash
         self._tokens.extend(event.tokens())
         if parent is not None:
-            self._runs.extend((STORED_AFTER, count, _name(parent)))
+            name = _name(parent)
+            self._runs.extend((STORED_AFTER, count, name, name))
         else:
-            root = event.root()
-            self._runs.extend((STORED_BARE if root is None else STORED_UNDER, count, root or 0))
+            root, unsalted = event.roots()
+            self._salted = self._salted or root != unsalted
+            self._runs.extend((STORED_BARE if root is None else STORED_UNDER, count, root or 0, unsalted or 0))
+        self.tells_salts = self.tells_salts or event.tells_salts
         if event.extra_keys and any(event.extra_keys):
             for position, keys in event.multimodal().items():
                 self._multimodal[self.stored + position] = keys
@@ -201,22 +189,24 @@ class _Work:
 
     def add_removed(self, event: Removed) -> None:
         count = len(event.block_hashes)
-        self._runs.extend((REMOVED, count, 0))
+        self._runs.extend((REMOVED, count, 0, 0))
         self._ids.extend(event.block_hashes)
         self._removed += count
         self.events.append(event)
 
     def runs(self, block_size: int) -> Runs:
         tokens: Tokens = np.frombuffer(self._tokens, dtype=np.uint32)
-        runs = np.frombuffer(self._runs, dtype=np.uint64).reshape(-1, 3)
+        runs = np.frombuffer(self._runs, dtype=np.uint64).reshape(-1, 4)
         return Runs(
             kinds=runs[:, 0].astype(np.int32),
             sizes=runs[:, 1].astype(np.int32),
             parents=runs[:, 2].copy(),
+            openings=runs[:, 3].copy(),
             ids=_names(self._ids),
             contents=content_hashes(tokens, block_size, self._multimodal),
             block_tokens=block_size,
             removals=self._removed,
+            salted=self._salted,
         )
 
 

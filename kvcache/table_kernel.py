@@ -43,9 +43,20 @@ ROW_ENTRY = np.dtype([("key", "<u8"), ("row", "<i4")])
 """Where the row of a chain hash is."""
 EVICTED_ENTRY = np.dtype([("key", "<u8"), ("at", "<f8")])
 """When a chain hash was evicted at one worker."""
-BLOCK = np.dtype([("hash", "<u8"), ("parent", "<i4"), ("children", "<i4"), ("replicas", "<i4"), ("tokens", "<i4")])
-"""A distinct block: its chain hash, its parent's row, how many rows have it as parent, how many workers hold it, and
-how many tokens it holds.
+OPENING_ENTRY = np.dtype([("key", "<u8"), ("held", "<i4")])
+"""How many blocks of one worker begin, and are, the same but for their salts."""
+BLOCK = np.dtype(
+    [
+        ("hash", "<u8"),
+        ("opening", "<u8"),
+        ("parent", "<i4"),
+        ("children", "<i4"),
+        ("replicas", "<i4"),
+        ("tokens", "<i4"),
+    ]
+)
+"""A distinct block: its chain hash, the one that it would have without its salt (the same where it has none), its
+parent's row, how many rows have it as parent, how many workers hold it, and how many tokens it holds.
 
 A free row has -1 children; its parent is the next free row.
 """
@@ -59,8 +70,9 @@ DONE, ORPHAN = range(2)
 FRESH_ROW, FREE_ROW, HELD_ROWS = range(3)
 """Places in the fleet's counts: rows ever used, the first free one (-1: none), rows that some worker holds."""
 
-STORED, EVICTED, REGRETTED, RESIDENT, REMEMBERED, SWEPT = range(6)
-"""Places in a worker's counts. Evictions are remembered in a table that is swept for old ones from place to place."""
+STORED, EVICTED, REGRETTED, LOST_TOKENS, RESIDENT, REMEMBERED, SWEPT, DUPLICATE_TOKENS = range(8)
+"""Places in a worker's counts, running totals first. Evictions are remembered in a table that is swept for old ones
+from place to place."""
 
 _SWEPT_PER_BLOCK = 8
 
@@ -85,7 +97,8 @@ class Worker(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What is said of a worker, in columns by run: its kind, how many blocks it has, and what they are attached to.
+    """What is said of a worker, in columns by run: its kind, how many blocks it has, what they are attached to, and
+    what a salted run would be attached to without its salt: a root, or 0 for the public namespace. For others the same.
 
     `ids` are the runs' block names one after the other, `contents` the content hashes of the stored ones among them,
     each of so many `tokens`. What isn't `counting` changes no total.
@@ -94,6 +107,7 @@ class Batch(NamedTuple):
     kinds: Any
     sizes: Any
     parents: Any
+    openings: Any
     ids: Any
     contents: Any
     tokens: int
@@ -102,7 +116,7 @@ class Batch(NamedTuple):
     counting: bool
 
 
-_EMPTY = np.uint64(0)
+_EMPTY = _PUBLIC = np.uint64(0)
 _INSTEAD_OF_EMPTY = np.uint64(0x9E3779B97F4A7C15)
 _FOLD = np.uint64(29)
 _SEED = np.uint64(SEED)
@@ -164,7 +178,7 @@ def rehash(old: Any, new: Any) -> None:
 
 
 @_compiled
-def _row_of(chain: Any, parent: Any, tokens: int, fleet: Any) -> Any:
+def _row_of(chain: Any, opening: Any, parent: Any, tokens: int, fleet: Any) -> Any:
     """The row of a block, made if it is new."""
     key = _key(chain)
     place = _find(fleet.rows, key)
@@ -177,6 +191,7 @@ def _row_of(chain: Any, parent: Any, tokens: int, fleet: Any) -> Any:
         row = fleet.counts[FRESH_ROW]
         fleet.counts[FRESH_ROW] += 1
     fleet.blocks[row]["hash"] = chain
+    fleet.blocks[row]["opening"] = opening
     fleet.blocks[row]["parent"] = parent
     fleet.blocks[row]["children"] = 0
     fleet.blocks[row]["replicas"] = 0
@@ -234,6 +249,40 @@ def _remember_eviction(chain: Any, at: float, worker: Any) -> None:
 
 
 @_compiled
+def _open(row: int, openings: Any, worker: Any, fleet: Any) -> Any:
+    """One block more with this opening; answers whether the worker held one under another salt."""
+    key = _key(fleet.blocks[row]["opening"])
+    place = _find(openings, key)
+    if place >= 0:
+        openings[place]["held"] += 1
+        worker.counts[DUPLICATE_TOKENS] += fleet.blocks[row]["tokens"]
+        return True
+    place = _vacant(openings, key)
+    openings[place]["key"] = key
+    openings[place]["held"] = 1
+    return False
+
+
+@_compiled
+def _close(row: int, openings: Any, worker: Any, fleet: Any) -> None:
+    """One block less with this opening."""
+    place = _find(openings, _key(fleet.blocks[row]["opening"]))
+    if openings[place]["held"] > 1:
+        openings[place]["held"] -= 1
+        worker.counts[DUPLICATE_TOKENS] -= fleet.blocks[row]["tokens"]
+    else:
+        _delete(openings, place)
+
+
+@_compiled
+def open_all(openings: Any, worker: Any, fleet: Any) -> None:
+    """Fill the empty table of openings from all that the worker holds."""
+    for place in range(len(worker.held)):
+        if worker.held[place]["key"] != _EMPTY:
+            _open(worker.held[place]["row"], openings, worker, fleet)
+
+
+@_compiled
 def _store(block_id: Any, row: int, batch: Any, worker: Any, fleet: Any) -> None:
     """A block that this worker didn't hold."""
     fleet.blocks[row]["replicas"] += 1
@@ -256,7 +305,7 @@ def _store(block_id: Any, row: int, batch: Any, worker: Any, fleet: Any) -> None
 
 
 @_compiled
-def _remove(block_id: Any, batch: Any, worker: Any, fleet: Any) -> None:
+def _remove(block_id: Any, batch: Any, worker: Any, openings: Any, fleet: Any) -> None:
     place = _find(worker.held, block_id)
     if place < 0:
         return
@@ -272,12 +321,18 @@ def _remove(block_id: Any, batch: Any, worker: Any, fleet: Any) -> None:
         worker.ages[np.searchsorted(worker.bounds, age)] += 1
         worker.ages_sum[0] += age
         _remember_eviction(fleet.blocks[row]["hash"], batch.at, worker)
+    if openings is not None:
+        _close(row, openings, worker, fleet)
     _release(row, fleet)
 
 
 @_compiled
-def apply_runs(batch: Any, outcomes: Any, worker: Any, fleet: Any) -> None:
-    """Everything that one batch says of one worker, in order; `outcomes` says what became of each run."""
+def apply_runs(batch: Any, outcomes: Any, worker: Any, openings: Any, fleet: Any) -> None:
+    """Everything that one batch says of one worker, in order; `outcomes` says what became of each run.
+
+    `openings` is the worker's table of them, or None as long as it holds no salted block: compiled apart, so that who
+    never salts doesn't pay for it.
+    """
     _sweep_evictions(_SWEPT_PER_BLOCK * len(batch.ids), batch.at - batch.regret_seconds, worker)
     first = first_content = 0
     for k in range(len(batch.kinds)):
@@ -286,29 +341,36 @@ def apply_runs(batch: Any, outcomes: Any, worker: Any, fleet: Any) -> None:
         first += count
         if kind == REMOVED:
             for block_id in ids:
-                _remove(_key(block_id), batch, worker, fleet)
+                _remove(_key(block_id), batch, worker, openings, fleet)
             continue
         contents = batch.contents[first_content : first_content + count]
         first_content += count
         chain, row, bare = batch.parents[k], np.int32(-1), kind == STORED_BARE
+        opening = batch.openings[k]
         if kind == STORED_AFTER:
             place = _find(worker.held, _key(chain))
             if place < 0:
                 outcomes[k] = ORPHAN
                 continue
             row = worker.held[place]["row"]
-            chain = fleet.blocks[row]["hash"]
+            chain, opening = fleet.blocks[row]["hash"], fleet.blocks[row]["opening"]
+        salted = opening != chain
+        opening_bare = kind == STORED_UNDER and opening == _PUBLIC
         for n in range(count):
             chain = contents[n] if bare else _link(chain, contents[n], _SEED)
-            bare = False
+            opening = chain if not salted else contents[n] if opening_bare else _link(opening, contents[n], _SEED)
+            bare = opening_bare = False
             place = _find(worker.held, _key(ids[n]))
             if place >= 0:
                 worker.held[place]["copies"] += 1
                 row = worker.held[place]["row"]
-                chain = fleet.blocks[row]["hash"]
+                chain, opening = fleet.blocks[row]["hash"], fleet.blocks[row]["opening"]
+                salted = opening != chain
             else:
-                row = _row_of(chain, row, batch.tokens, fleet)
+                row = _row_of(chain, opening, row, batch.tokens, fleet)
                 _store(_key(ids[n]), row, batch, worker, fleet)
+                if openings is not None and _open(row, openings, worker, fleet) and batch.counting:
+                    worker.counts[LOST_TOKENS] += batch.tokens
 
 
 @_compiled

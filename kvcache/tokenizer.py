@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from kvcache.blocks import Tokens, as_tokens
 from kvcache.chat_template import ChatTemplate, ChatTemplateError, Messages
 from kvcache.segments import SegmentCache, segment_cache
+from kvcache.token_arrays import Tokens, as_tokens
 
 __all__ = ["Messages", "Tokenizer", "TokenizerError"]
 

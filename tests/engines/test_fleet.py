@@ -95,6 +95,8 @@ async def test_options_are_checked_before_anything_starts(tmp_path: Path) -> Non
         await fleet.start_vllm(1, tmp_path, tmp_path, blocks=3)
     with pytest.raises(EngineError, match="simulated engine can't be configured so: max_num_seqs: Input should be gr"):
         await fleet.start_simulated(1, tmp_path, tmp_path, max_num_seqs=0)
+    with pytest.raises(EngineError, match="configured so: capacity_blocks 1 × block_size 16 holds fewer tokens"):
+        await fleet.start_simulated(1, tmp_path, tmp_path, capacity_blocks=1)
     with pytest.raises(EngineError, match="a fleet needs at least 1 engine, not 0"):
         await fleet.start_vllm(0, tmp_path, tmp_path)
 

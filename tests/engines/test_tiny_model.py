@@ -103,8 +103,8 @@ def test_default_folder_is_made_once_even_by_many(tmp_path: Path, monkeypatch: p
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(found) == {tmp_path / "prefixwatch" / "tiny-model-1"}
-    assert [entry.name for entry in (tmp_path / "prefixwatch").iterdir()] == ["tiny-model-1"]
+    assert set(found) == {tmp_path / "prefixwatch" / "tiny-model-2"}
+    assert [entry.name for entry in (tmp_path / "prefixwatch").iterdir()] == ["tiny-model-2"]
     made = (found[0] / "model.safetensors").stat().st_mtime_ns
     assert (default_model_dir() / "model.safetensors").stat().st_mtime_ns == made
 
@@ -112,5 +112,5 @@ def test_default_folder_is_made_once_even_by_many(tmp_path: Path, monkeypatch: p
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(tiny_model, "user_cache_path", lambda name: tmp_path / "file" / name)
-    with pytest.raises(EngineError, match=r"the tiny model can't be written to .*tiny-model-1: Not a directory"):
+    with pytest.raises(EngineError, match=r"the tiny model can't be written to .*tiny-model-2: Not a directory"):
         default_model_dir()

@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcache.block_table import REGRET_SECONDS, BlockTable, Runs, WorkerBlocks
-from kvcache.blocks import as_tokens, block_hashes, content_hashes
-from kvcache.table_kernel import REMOVED, STORED_AFTER, STORED_BARE
+from kvcache.blocks import as_tokens, block_hashes, content_hashes, namespace_root
+from kvcache.table_kernel import REMOVED, STORED_AFTER, STORED_BARE, STORED_UNDER
 
 WORKERS = ["w0", "w1", "w2"]
 PROMPTS = [[*range(16)], [*range(8), *([9] * 8)], [*range(4), *([7] * 12)], [5] * 16]
+ROOTS: list[tuple[int | None, int | None]] = [(None, None)] * 4
+"""Of each prompt, and what it would be without its salt."""
+for _salt, _lora in (("acme", None), ("globex", None), (None, "ada"), ("acme", "ada")):
+    for _prompt in (0, 1):
+        PROMPTS.append(PROMPTS[_prompt])
+        ROOTS.append((namespace_root(_salt, _lora), namespace_root(None, _lora)))
 BLOCK = 2
-CHAINS = [block_hashes(as_tokens(prompt), BLOCK).tolist() for prompt in PROMPTS]
-NAMES = [[prompt * 100 + k + 1 for k in range(8)] for prompt in range(4)]
-for _prompt in range(1, 4):  # an engine names equal openings equally
+CHAINS = [block_hashes(as_tokens(p), BLOCK, root=r).tolist() for p, (r, _) in zip(PROMPTS, ROOTS, strict=True)]
+OPENINGS = [block_hashes(as_tokens(p), BLOCK, root=r).tolist() for p, (_, r) in zip(PROMPTS, ROOTS, strict=True)]
+NAMES = [[prompt * 100 + k + 1 for k in range(8)] for prompt in range(len(PROMPTS))]
+for _prompt in range(1, len(PROMPTS)):  # an engine names equal openings equally
     NAMES[_prompt] = [
         next((NAMES[p][k] for p in range(_prompt) if CHAINS[p][k] == CHAINS[_prompt][k]), NAMES[_prompt][k])
         for k in range(8)
@@ -30,11 +37,14 @@ for _prompt in range(1, 4):  # an engine names equal openings equally
 
 def store(worker: WorkerBlocks, prompt: int, first: int, end: int, at: float = 0.0, **how: bool) -> list[int]:
     tokens = as_tokens(PROMPTS[prompt][first * BLOCK : end * BLOCK])
-    kind, parent = (STORED_AFTER, NAMES[prompt][first - 1]) if first else (STORED_BARE, 0)
+    root, unsalted = ROOTS[prompt]
+    kind, parent = (STORED_BARE, 0) if root is None else (STORED_UNDER, root)
+    if first:
+        kind, parent = STORED_AFTER, NAMES[prompt][first - 1]
+    openings = [unsalted or 0] if not first and root != unsalted else None
     ids = np.array(NAMES[prompt][first:end], dtype=np.uint64)
-    orphans: list[int] = worker.apply(
-        Runs.of([(kind, end - first, parent)], ids, content_hashes(tokens, BLOCK), BLOCK), at, **how
-    ).tolist()
+    said = Runs.of([(kind, end - first, parent)], ids, content_hashes(tokens, BLOCK), BLOCK, openings)
+    orphans: list[int] = worker.apply(said, at, **how).tolist()
     return orphans
 
 
@@ -57,6 +67,12 @@ def held_by(table: BlockTable, worker: str) -> list[int]:
     return sorted(snapshot.blocks["hash"][snapshot.rows_held[worker]].tolist())
 
 
+PROMPT = st.integers(0, len(PROMPTS) - 1)
+OPENING_OF = {
+    c: o for chain, opening in zip(CHAINS, OPENINGS, strict=True) for c, o in zip(chain, opening, strict=True)
+}
+
+
 class TableMachine(RuleBasedStateMachine):
     """Workers store, evict, are cleared, leave and join again, and time passes."""
 
@@ -67,12 +83,13 @@ class TableMachine(RuleBasedStateMachine):
         self.held: dict[str, dict[int, tuple[int, float, int]]] = {name: {} for name in WORKERS}
         self.evicted: dict[str, dict[int, float]] = {name: {} for name in WORKERS}
         self.totals = {name: [0, 0, 0, 0.0] for name in WORKERS}
+        self.lost = dict.fromkeys(WORKERS, 0)
 
     @rule(seconds=st.floats(0, 400))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(worker=st.sampled_from(WORKERS), prompt=st.integers(0, 3), first=st.integers(0, 7), count=st.integers(1, 8))
+    @rule(worker=st.sampled_from(WORKERS), prompt=PROMPT, first=st.integers(0, 7), count=st.integers(1, 8))
     def store(self, worker: str, prompt: int, first: int, count: int) -> None:
         end = min(first + count, 8)
         held = self.held[worker]
@@ -83,12 +100,16 @@ class TableMachine(RuleBasedStateMachine):
             if name in held:
                 held[name] = (block, held[name][1], held[name][2] + 1)
                 continue
+            self.lost[worker] += BLOCK * (OPENINGS[prompt][k] in self.openings(worker))
             held[name] = (block, self.now, 1)
             self.totals[worker][0] += 1
             at = self.evicted[worker].pop(block, None)
             self.totals[worker][2] += at is not None and self.now - at <= REGRET_SECONDS
 
-    @rule(worker=st.sampled_from(WORKERS), prompt=st.integers(0, 3), k=st.integers(0, 7))
+    def openings(self, worker: str) -> list[int]:
+        return [OPENING_OF[block] for block, _, _ in self.held[worker].values()]
+
+    @rule(worker=st.sampled_from(WORKERS), prompt=PROMPT, k=st.integers(0, 7))
     def remove(self, worker: str, prompt: int, k: int) -> None:
         name, held = NAMES[prompt][k], self.held[worker]
         remove(self.workers[worker], name, name + 10_000, at=self.now)
@@ -114,6 +135,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table.leave(worker, self.workers[worker])
         self.workers[worker] = self.table.join(worker)
         self.held[worker], self.evicted[worker], self.totals[worker] = {}, {}, [0, 0, 0, 0.0]
+        self.lost[worker] = 0
 
     @invariant()
     def agrees(self) -> None:
@@ -125,6 +147,9 @@ class TableMachine(RuleBasedStateMachine):
         for name, worker in self.workers.items():
             assert held_by(self.table, name) == sorted(block for block, _, _ in self.held[name].values())
             assert worker.resident_blocks == len(self.held[name])
+            openings = self.openings(name)
+            assert worker.duplicate_tokens == BLOCK * (len(openings) - len(set(openings)))
+            assert worker.lost_tokens == self.lost[name]
             totals = [worker.stored_blocks, worker.evicted_blocks, worker.regretted_blocks]
             assert totals == self.totals[name][:3]
             ages, seconds = worker.lifetimes
@@ -195,6 +220,52 @@ def test_old_evictions_are_forgotten() -> None:
     assert sizes[-1] == sizes[2]
 
 
+def test_of_a_block_under_several_salts_all_but_one_are_copies() -> None:
+    """vllm-project/vllm#52655 (IS08): 0 is public, 4 and 6 are the same prompt under two salts."""
+    worker = BlockTable().join("w")
+    for prompt in (0, 4, 6):
+        store(worker, prompt, 0, 8)
+    assert (worker.duplicate_tokens, worker.lost_tokens) == (2 * 16, 2 * 16)
+    remove(worker, NAMES[4][7], NAMES[6][7], NAMES[6][6])
+    assert (worker.duplicate_tokens, worker.lost_tokens) == (2 * 16 - 3 * BLOCK, 2 * 16)
+    store(worker, 6, 6, 8)
+    assert (worker.duplicate_tokens, worker.lost_tokens) == (2 * 16 - BLOCK, 2 * 16 + 2 * BLOCK)
+
+
+def test_adapters_make_no_copies_but_salts_of_one_adapter_do() -> None:
+    worker = BlockTable().join("w")
+    for prompt in (0, 8):
+        store(worker, prompt, 0, 8)
+    assert worker.duplicate_tokens == 0
+    store(worker, 10, 0, 8)
+    assert worker.duplicate_tokens == 16
+
+
+def test_who_never_salts_keeps_no_table_of_openings() -> None:
+    plain, salted = BlockTable().join("w"), BlockTable().join("w")
+    for k in range(8):
+        store(plain, 0, k, k + 1)
+        store(salted, 4, k, k + 1)
+    assert salted.nbytes - plain.nbytes == 16 * 12
+    salted.clear()
+    store(salted, 0, 0, 8)
+    assert salted.nbytes == plain.nbytes
+
+
+def test_what_is_held_when_the_first_salt_comes_counts_as_well() -> None:
+    worker = BlockTable().join("w")
+    store(worker, 0, 0, 8)
+    store(worker, 4, 0, 3)
+    assert worker.duplicate_tokens == 3 * BLOCK
+
+
+def test_hits_lost_before_anybody_counted_are_not_counted() -> None:
+    worker = BlockTable().join("w")
+    for prompt in (4, 6):
+        store(worker, prompt, 0, 8, counting=False)
+    assert (worker.duplicate_tokens, worker.lost_tokens) == (16, 0)
+
+
 def test_a_workers_name_taken_over_is_not_given_back_by_the_old_one() -> None:
     table = BlockTable()
     old, new = table.join("w"), table.join("w")
@@ -220,15 +291,17 @@ def test_names_of_any_kind_are_found_and_removed(names: list[int], random: objec
         assert worker.resident_blocks == left
 
 
-def test_a_block_costs_less_than_200_bytes() -> None:
+@pytest.mark.parametrize("openings", [None, [0]], ids=["public", "salted"])
+def test_a_block_costs_less_than_200_bytes(openings: list[int] | None) -> None:
     """Also just after the tables have grown, which is when they are emptiest; with a worker each and evictions."""
     table, count = BlockTable(), 50_000
+    kind = STORED_BARE if openings is None else STORED_UNDER
     worker = table.join("w")
     rng = np.random.default_rng(1)
     costs = []
     for first in range(0, count, 500):
         names, contents = (rng.integers(1, 2**64, 500, dtype=np.uint64) for _ in range(2))
-        worker.apply(Runs.of([(STORED_BARE, 500, 0)], names, contents), 0.0)
+        worker.apply(Runs.of([(kind, 500, first)], names, contents, openings=openings), 0.0)
         costs.append(table.nbytes / (first + 500))
     assert len(table) == count
     assert max(costs[20:]) < 200
@@ -242,12 +315,13 @@ from test_block_table import held_by, parents, remove, store
 table = BlockTable()
 a, b = table.join("a"), table.join("b")
 for worker in (a, b):
-    for prompt in range(4):
+    for prompt in range(8):
         store(worker, prompt, 0, 8, at=prompt)
 remove(a, *range(101, 109), *range(5, 9), at=30.0)
 store(a, 1, 0, 8, at=40.0)
 b.clear()
 print(COMPILED, sorted(parents(table).items(), key=str), held_by(table, "a"), a.lifetimes, a.regretted_blocks)
+print(a.duplicate_tokens, a.lost_tokens)
 """
 
 

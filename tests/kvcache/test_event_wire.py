@@ -50,7 +50,7 @@ def understood(payload: bytes) -> list[Any]:
     for event in batch.events:
         if isinstance(event, Stored):
             tokens = tuple(event.tokens())
-            root = event.root() if event.parent_block_hash is None else None
+            root = event.roots()[0] if event.parent_block_hash is None else None
             found.append((tuple(event.block_hashes), event.parent_block_hash, tokens, root, dict(event.multimodal())))
         elif isinstance(event, Removed):
             found.append(tuple(event.block_hashes))
@@ -105,7 +105,7 @@ def test_an_arrays_further_fields_are_no_salt() -> None:
     event = ["BlockStored", [1], None, [1, 2], 2, None, "GPU", None, None, 0, "full_attention", "ENGINE", "LOCAL"]
     (stored,) = decode_wire(msgspec.msgpack.encode([1.0, [event], 0])).events
     assert isinstance(stored, Stored)
-    assert (stored.root(), stored.attention) == (None, "full_attention")
+    assert (stored.roots(), stored.attention) == ((None, None), "full_attention")
 
 
 def test_neither_tokens_nor_salts_are_shown() -> None:
@@ -117,7 +117,7 @@ def test_neither_tokens_nor_salts_are_shown() -> None:
         "block_size": 1,
     }
     (stored,) = decode_wire(msgspec.msgpack.encode([1.0, [{**event, "cache_salt": "s3cret"}], 0])).events
-    assert (repr(stored), stored.root()) == ("Stored(blocks=1)", namespace_root("s3cret"))  # type: ignore[union-attr]
+    assert (repr(stored), stored.roots()) == ("Stored(blocks=1)", (namespace_root("s3cret"), None))  # type: ignore[union-attr]
     with pytest.raises(EventDecodeError) as refused:
         decode_wire(
             msgspec.msgpack.encode([1.0, [{**event, "token_ids": [98765, "98766"], "cache_salt": "s3cret"}], 0])

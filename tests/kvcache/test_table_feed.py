@@ -87,6 +87,34 @@ def test_tenants_and_adapters_share_nothing(bench: Bench, fields: dict[str, Any]
     assert len(bench.table) == 8
 
 
+def test_a_salt_reaches_the_blocks_of_later_events(bench: Bench) -> None:
+    """vllm-project/vllm#52655 (IS08): only a prompt's first block names its salt; the others are copies as well."""
+    later = run(bench.wire, 2, 4, base=300)
+    bench.send(run(bench.wire, 0, 4), run(bench.wire, 0, 2, base=300, extra_keys=[["tenantA"], None]), later)
+    blocks = bench.feed().blocks
+    assert (blocks.duplicate_tokens, blocks.lost_tokens, blocks.resident_blocks) == (64, 64, 8)
+    bench.send(bench.wire.removed([301, 302, 303]))
+    bench.send(later)
+    assert (blocks.duplicate_tokens, bench.feed().parked) == (16, 1)  # its parent is gone
+    bench.send(run(bench.wire, 1, 2, base=300))
+    assert (blocks.duplicate_tokens, bench.feed().parked) == (64, 0)
+
+
+def test_copies_are_of_one_worker(bench: Bench) -> None:
+    for worker, salt in (("a", "tenantA"), ("b", "tenantB")):
+        bench.send(run(bench.wire, 0, 4, cache_salt=salt), worker=worker)
+    assert [bench.feed(worker).blocks.duplicate_tokens for worker in ("a", "b")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "tells"),
+    [({}, False), ({"extra_keys": [None] * 4}, True), ({"cache_salt": "s"}, True), ({"extra_key": "k"}, False)],
+)
+def test_a_feed_knows_whether_its_engine_names_salts(bench: Bench, fields: dict[str, Any], tells: bool) -> None:
+    bench.send(run(bench.wire, 0, 4, **fields))
+    assert bench.feed().tells_salts == tells
+
+
 def test_pictures_are_part_of_the_block(bench: Bench) -> None:
     bench.send(run(bench.wire, 0, 3, extra_keys=[None, [["sha", 4]], None]))
     pictured = block_hashes(as_tokens(PROMPT[:48]), multimodal={1: [multimodal_key("sha", 4)]})

@@ -168,6 +168,30 @@ def test_tool_call_arguments_reach_the_template_as_an_object(model: Callable[...
         tokenizer.render_chat([{"role": "assistant", "tool_calls": [call]}])
 
 
+@pytest.mark.parametrize(
+    ("function", "shown"),
+    [
+        (
+            {"parameters": {"b": 1, "a": 2}, "description": "d", "name": "f"},
+            {"name": "f", "description": "d", "parameters": {"b": 1, "a": 2}},
+        ),
+        ({"name": "f"}, {"name": "f", "description": None, "parameters": None}),
+        (
+            {"name": "f", "strict": True, "own": 1},
+            {"name": "f", "description": None, "parameters": None, "strict": True},
+        ),
+        ({"name": "f", "strict": None}, {"name": "f", "description": None, "parameters": None}),
+    ],
+)
+def test_tools_are_rendered_as_vllm_hands_them_on(
+    model: Callable[..., Tokenizer], function: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    """Its order of keys, not the client's; null for what is missing; keys that it doesn't know are dropped."""
+    tool = {"own": 1, "function": function, "type": "function"}
+    text = model(chat_template="{{ tools | tojson }}").render_chat(USER, tools=[tool])
+    assert text == json.dumps([{"type": "function", "function": shown}])
+
+
 def test_named_templates_and_template_files(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = Tokenizer(write_model(tmp_path, chat_template=named))
