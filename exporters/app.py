@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -112,7 +113,7 @@ async def _listen(runner: web.AppRunner, listen: str, security: WebSecurity | No
     try:
         await web.TCPSite(runner, host, port, ssl_context=tls).start()
     except OSError as error:
-        why = error.strerror or str(error)
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise ExporterError(f"can't listen on {listen}: {why}; choose another --listen HOST:PORT") from error
     bound_host, bound_port = runner.addresses[0][:2]
     return f"{'https' if tls else 'http'}://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"

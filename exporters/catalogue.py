@@ -8,7 +8,7 @@ A system of one's own is a further file of the same form, in a folder that the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,10 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "info": ("",),
     "histogram": ("_bucket", "_sum", "_count"),
 }
+
+
+_NOT_ADDITIVE = frozenset({"ratio", "bool", "seconds", ""})
+"""Units of gauges of which two have no sum."""
 
 
 class _Strict(BaseModel):
@@ -102,6 +106,10 @@ class Source(_Strict):
     versions: str = ""
     """The system's versions that give it so; for readers."""
 
+    def is_on(self, names: Collection[str], kind: Kind) -> bool:
+        """Whether one of its main families is on a page with samples of these names."""
+        return any(family.marker(kind) in names for family in self.families if not family.beside)
+
 
 class Signal(_Strict):
     """One canonical signal of a system."""
@@ -110,9 +118,20 @@ class Signal(_Strict):
     unit: str
     sources: tuple[Source, ...] = Field(min_length=1)
     labels: Labels = Field(default_factory=dict)
+    combine: Literal["sum", "max"] | None = None
+    """How a gauge's series that have the same canonical labels make one value; by its unit if not given."""
     required: bool = False
     """A target of this system without it is flagged `missing_family`."""
     notes: str = ""
+
+    @property
+    def combined_by(self) -> Literal["sum", "max"]:
+        """Requests, tokens, blocks and bytes add up; ratios, states and ages don't."""
+        return self.combine or ("max" if self.unit in _NOT_ADDITIVE else "sum")
+
+    def source_on(self, names: Collection[str]) -> Source | None:
+        """The source that is read on a page with samples of these names: the first that is there."""
+        return next((source for source in self.sources if source.is_on(names, self.kind)), None)
 
     @model_validator(mode="after")
     def _ranges_only_in_histograms(self) -> Self:
@@ -153,6 +172,9 @@ class System(_Strict):
     detect: Detection
     version_label: VersionLabel | None = None
     versions: tuple[VersionRule, ...] = ()
+    frozen_after_seconds: float | None = Field(default=None, gt=0)
+    """For a page that goes on showing engines that are gone: one that has requests and whose numbers haven't moved for
+    so long has no gauges any more."""
     signals: Mapping[str, Signal]
     absent: Mapping[str, str] = Field(default_factory=dict)
     """Quantities that this system can't give, each with the reason shown to users."""

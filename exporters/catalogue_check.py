@@ -79,7 +79,7 @@ def check(system: System, body: bytes, catalogue: Catalogue) -> Check:
     store = SignalStore(system, 60.0, 1_000_000)
     store.apply(reading, 0.0)
     page = _Page(reading, {name.decode(): kind.decode() for name, kind in _TYPE.findall(body)})
-    taken = {name: source for name in system.signals if (source := _taken(system.signals[name], names))}
+    taken = {name: source for name in system.signals if (source := system.signals[name].source_on(names))}
     given = {name: source for name, source in taken.items() if store.has(name) or name in _SPECIAL}
     return Check(
         system=system.system,
@@ -99,14 +99,6 @@ def check(system: System, body: bytes, catalogue: Catalogue) -> Check:
 
 _SPECIAL = ("process_start_seconds", "cache_config")
 """Signals that the store keeps apart from counters and gauges."""
-
-
-def _taken(signal: Signal, names: frozenset[str]) -> Source | None:
-    """The source that is read: the first that has a family on the page."""
-    return next(
-        (source for source in signal.sources if any(family.marker(signal.kind) in names for family in source.families)),
-        None,
-    )
 
 
 def _mapped(store: SignalStore, name: str, source: Source, reading: Reading) -> Mapped:

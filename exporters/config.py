@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,6 +22,8 @@ from exporters.spans.config import OtlpConfig
 Settings = TypeVar("Settings", bound="ExporterSettings")
 
 DEFAULT_LISTEN = "127.0.0.1:9477"
+
+_ZMQ_ENDPOINT = re.compile(r"tcp://[^\s/]+:\d{1,5}|ipc://\S+")
 
 
 class TargetConfig(ClientConfig):
@@ -61,7 +64,7 @@ class TargetConfig(ClientConfig):
     @field_validator("kv_events", "kv_replay")
     @classmethod
     def _zmq_endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
+        if endpoint is not None and not _ZMQ_ENDPOINT.fullmatch(endpoint):
             raise ValueError(f"'{endpoint}' is not a ZMQ endpoint such as tcp://host:5557")
         return endpoint
 
@@ -204,7 +207,10 @@ def _checked(model: type[Settings], document: object, origin: str) -> Settings:
 
 def _named(given: str) -> tuple[str, str]:
     name, url = _split_name(given)
-    return name or urlsplit(url if "://" in url else f"http://{url}").netloc or url, url
+    try:
+        return name or urlsplit(url if "://" in url else f"http://{url}").netloc or url, url
+    except ValueError as error:  # such as a bracket that is none
+        raise ExporterError(f"--target {given}: is not a URL: {error}") from error
 
 
 def _split_name(given: str) -> tuple[str | None, str]:

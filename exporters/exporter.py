@@ -145,7 +145,10 @@ class Exporter:
     async def scrape(self, target: Target) -> None:
         """Scrape one target now."""
         was_up, reason = target.up, target.reason
-        target.ingest(await self.fetch(target), time.monotonic())
+        scrape = await self.fetch(target)
+        if target.gone:
+            return  # its counts are with those of all that are gone
+        target.ingest(scrape, time.monotonic())
         if target.reason != reason:
             _log_state(target, was_up)
         if target.up and is_router(target) and self._scraper:
@@ -283,7 +286,11 @@ class Exporter:
         return problems
 
     def _begin(self, config: TargetConfig) -> Target:
-        target = Target(config, self.config, self._catalogue, self.departed.take)
+        target = Target(config, self.config, self._catalogue, self.departed)
+        if config.tls_unverified:
+            _log.warning(
+                "certificate is not checked, anybody could answer for this target", extra={"target": config.name}
+            )
         if self._scraping:
             _log.info("target added", extra={"target": config.name, "url": shown_url(config.url)})
             self._start(target)
@@ -291,6 +298,7 @@ class Exporter:
 
     def _end(self, target: Target) -> None:
         _log.info("target removed", extra={"target": target.name, "url": shown_url(target.config.url)})
+        target.gone = True
         target.end()
         if loop := self._loops.pop(target.name, None):
             loop.cancel()

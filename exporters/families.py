@@ -6,11 +6,11 @@ without a sample is left out of the page: unknown is absent, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 NAMESPACE = "prefixwatch_"
 
@@ -23,7 +23,8 @@ class Family:
     """One family; `name` is without the namespace, and a counter's without `_total`."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "summary", "unknown"]
+    """`summary` for quantiles: no other kind may have that label; `unknown` for those that can be negative."""
     help: str
     labels: tuple[str, ...] = ()
     group: str = ""
@@ -97,7 +98,7 @@ _REQUESTS: tuple[_Row, ...] = (
     ("counter", "tenant_prompt_tokens", "Prompt tokens by tenant.", ("tenant",)),
     ("counter", "tenant_hit_tokens", "Cached prompt tokens by tenant.", ("tenant",)),
     ("histogram", "tenant_ttft_seconds", "Time to first token by tenant and cache class.", ("tenant", "cache")),
-    ("gauge", "ttft_miss_minus_hit_seconds",
+    ("unknown", "ttft_miss_minus_hit_seconds",
      f"TTFT quantile of misses minus that of hits, in the window; at least {MIN_OBSERVATIONS} of each.",
      ("quantile",)),
     ("gauge", "ttft_window_requests", "First tokens in the window that the delta is taken from.", ("cache",)),
@@ -112,6 +113,13 @@ _ISOLATION: tuple[_Row, ...] = (
      "unsalted_traffic, fast_cold_prompt.", ("kind",)),
     ("counter", "isolation_audited_requests",
      "Requests for which it is known what their tenant had sent before.", ()),
+    ("gauge", "isolation_cached_tokens", "Tokens in the prefix cache of a target whose KV events tell salts.",
+     ("target",)),
+    ("gauge", "isolation_duplicate_tokens",
+     "Cached tokens that the target also holds under another salt; of ten tenants' copies nine count.", ("target",)),
+    ("counter", "isolation_lost_hit_tokens",
+     "Tokens stored while the target held the same ones under another salt: prefix hits that salts cost.",
+     ("target",)),
 )  # fmt: skip
 
 _SESSIONS: tuple[_Row, ...] = (
@@ -189,10 +197,10 @@ _KV_BLOCKS: tuple[_Row, ...] = (
 _PREFIX_TREE: tuple[_Row, ...] = (
     ("gauge", "prefix_tree_blocks", "Distinct KV blocks cached anywhere, by KV events.", ()),
     ("gauge", "prefix_tree_height_levels", "Branch points on the longest path of the prefix tree.", ()),
-    ("gauge", "prefix_tree_depth_levels", "Branch points above a leaf of the prefix tree, by quantile of the leaves.",
+    ("summary", "prefix_tree_depth_levels", "Branch points above a leaf of the prefix tree, by quantile of the leaves.",
      ("quantile",)),
-    ("gauge", "prefix_tree_fan_out", "Children of a branch point of the prefix tree, by quantile.", ("quantile",)),
-    ("gauge", "prefix_block_replicas", "Workers that hold a KV block, by quantile of the distinct blocks.",
+    ("summary", "prefix_tree_fan_out", "Children of a branch point of the prefix tree, by quantile.", ("quantile",)),
+    ("summary", "prefix_block_replicas", "Workers that hold a KV block, by quantile of the distinct blocks.",
      ("quantile",)),
     ("gauge", "prefix_hot_branch_tokens", "Cached tokens below one of the hottest branches.", ("prefix",)),
 )  # fmt: skip
@@ -221,6 +229,13 @@ _ENGINE: tuple[_Row, ...] = (
     ("gauge", "kv_usage_ratio", "KV cache in use, 0 to 1, the fullest engine; sampled at the scrape.", ("target",)),
     ("gauge", "kv_usage_mean_ratio", "KV cache in use, 0 to 1, mean of the target's engines.", ("target",)),
     ("gauge", "kv_capacity_blocks", "KV blocks that the target can hold.", ("target",)),
+    ("counter", "kv_store_query_tokens",
+     "Prompt tokens that a KV store was asked for after the engine's own cache missed them.", ("target", "model")),
+    ("counter", "kv_store_hit_tokens",
+     "Of these the ones it held, by its tier. Engines count the same tokens as hits of a tier that isn't theirs.",
+     ("target", "model", "tier")),
+    ("counter", "kv_store_query_objects", "Objects of the store's own size that it was asked for.", ("target",)),
+    ("counter", "kv_store_hit_objects", "Of these the ones it held.", ("target",)),
     ("counter", "kv_evicted_tokens", "Tokens evicted from KV caches, as the target itself counts them.", ("target",)),
     ("counter", "kv_evicted_objects", "KV objects or chunks evicted, of the store's own size, as it counts them.",
      ("target",)),
@@ -230,7 +245,7 @@ _ENGINE: tuple[_Row, ...] = (
     ("gauge", "gpu_tensor_active_ratio", "Share of cycles in which the GPU's tensor cores worked.", ("target", "gpu")),
     ("gauge", "gpu_power_watts", "Power that the GPU draws.", ("target", "gpu")),
     ("counter", "gpu_energy_joules", "Energy that the GPU has used.", ("target", "gpu")),
-    ("gauge", "engine_latency_quantile_seconds",
+    ("summary", "engine_latency_quantile_seconds",
      "Quantiles of the latencies that the target itself times, in the window.", ("target", "latency", "quantile")),
 )  # fmt: skip
 
@@ -299,3 +314,20 @@ def histogram(name: str) -> HistogramMetricFamily:
     """As `counter`."""
     family = FAMILIES[name]
     return HistogramMetricFamily(NAMESPACE + name, family.help, labels=family.labels)
+
+
+class QuantileFamily(Metric):
+    """Quantiles of one or several distributions, without the count and the sum that a summary may have besides."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__(NAMESPACE + family.name, family.help, family.kind)
+        self._labels = family.labels
+
+    def add_metric(self, labels: Sequence[str], value: float) -> None:
+        """One quantile, by the family's labels in their order."""
+        self.add_sample(self.name, dict(zip(self._labels, labels, strict=True)), value)
+
+
+def quantiles(name: str) -> QuantileFamily:
+    """As `counter`."""
+    return QuantileFamily(FAMILIES[name])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
+from exporters.caches.worker_targets import WorkerTargets
 from exporters.families import MIN_OBSERVATIONS
 from exporters.scraping.histogram import Histogram, Merged, merge
 from exporters.scraping.quality import impossible_ratio
@@ -124,6 +125,42 @@ def counted_by(targets: Iterable[HasStore], signal: str, *labels: str) -> dict[t
     return dict(sums)
 
 
+def router_tokens(targets: Sequence[Target], signal: str, *, in_window: bool = False) -> dict[tuple[str, str], float]:
+    """A router's count of tokens by worker and model, for workers whose engines don't count their own: the same tokens
+    must not be told twice. Under the router's name where it doesn't tell the worker; none of a router that doesn't know
+    what was delivered, whose prompts would pass for misses."""
+    engines = WorkerTargets(targets)
+    some_count = any(map(_counts_prefixes, targets))
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for router in _with_role(targets, "router"):
+        store = router.store
+        if store is None or not store.has("router_delivered_hit_tokens"):
+            continue
+        read = store.grown_by if in_window else store.totals_by
+        for (worker, model), tokens in read(signal, "worker", "model").items():
+            engine = engines.find(worker) if worker else None
+            if not (some_count if engine is None else _counts_prefixes(engine)):
+                sums[worker or router.name, model] += tokens
+    return dict(sums)
+
+
+def predicted_and_delivered(targets: Iterable[HasStore]) -> tuple[float, float] | None:
+    """Cached tokens that routers expected and that engines delivered, of the routers that count both. Nothing expected
+    of much delivered: the router is blind, say to salts."""
+    both = [
+        (predicted, delivered)
+        for store in stores(targets, "router")
+        if (predicted := store.total("router_predicted_hit_tokens")) is not None
+        and (delivered := store.total("router_delivered_hit_tokens")) is not None
+    ]
+    return (sum(predicted for predicted, _ in both), sum(delivered for _, delivered in both)) if both else None
+
+
+def _counts_prefixes(target: Target) -> bool:
+    store = target.store
+    return store is not None and store.system.role == "engine" and store.has("prefix_query_tokens")
+
+
 def _with_role(targets: Iterable[Target], role: str) -> list[Target]:
     return [target for target in targets if target.system and target.system.role == role]
 
@@ -165,12 +202,15 @@ def _top_share(targets: Sequence[Target], absent: dict[str, str]) -> float | Non
 
 
 def _hit_ratio(targets: Sequence[Target], absent: dict[str, str]) -> float | None:
-    """Hit tokens over queried tokens of all engines in the window: sums first, then the ratio."""
+    """Hit tokens over queried tokens of all engines in the window, as routers count them for engines that don't: sums
+    first, then the ratio."""
     hits = queries = 0.0
     for store in stores(_up(targets), "engine"):
         grown_hits, grown_queries = store.grown("prefix_hit_tokens"), store.grown("prefix_query_tokens")
         if grown_hits is not None and grown_queries is not None and not impossible_ratio(store):
             hits, queries = hits + grown_hits, queries + grown_queries
+    hits += sum(router_tokens(_up(targets), "router_delivered_hit_tokens", in_window=True).values())
+    queries += sum(router_tokens(_up(targets), "router_prompt_tokens", in_window=True).values())
     if queries <= 0:
         absent["hit_ratio"] = "no engine looked up a prompt token between two scrapes"
         return None

@@ -6,17 +6,14 @@ Families without a sample are left out: unknown is absent, never 0.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from exporters.caches.kv_text import kv_event_families
-from exporters.engine_text import engine_families
-from exporters.families import counter, gauge, histogram
+from exporters.engine_text import engine_families, engine_sums
+from exporters.families import counter, gauge, histogram, quantiles
 from exporters.fleet import (
     CACHE_CLASSES,
     UNCLASSIFIED,
@@ -26,15 +23,17 @@ from exporters.fleet import (
     counted_by,
     derive_fleet,
     merged_by,
+    predicted_and_delivered,
+    router_tokens,
 )
 from exporters.histogram_text import add_histogram
+from exporters.page_text import PageText
 from exporters.scraping.quality import missing_signals
 from exporters.scraping.target import Target
 from exporters.source import Source
 
 _UNKNOWN = "unknown"
-_END = b"# EOF\n"
-"""What an OpenMetrics page ends with."""
+_TARGETS_AT_A_TIME = 50
 
 
 class FleetPage:
@@ -58,16 +57,24 @@ class FleetPage:
         self._clock = clock
 
     def parts(self) -> Iterator[list[Metric]]:
-        """Lists of families. Each is made when it is asked for, so that a page of many targets is never held whole as
-        objects, ten times the size of its text; nothing is half done between two of them."""
+        """Lists of families, made when they are asked for and of a few targets at a time, so that a page of many is
+        never held whole as objects, ten times the size of its text; nothing is half done between two of them.
+
+        A family may be in several lists, each time with other samples.
+        """
         now = self._clock()
         written: set[str] = set()
-        sources = (list(source.metrics(now)) for source in self._sources)
-        for families in chain(sources, _scraped(self._targets, self._gone, now)):
-            fresh = [family for family in families if family.samples and family.name not in written]
+        for source in self._sources:
+            fresh = _fresh(source.metrics(now), written)
             written.update(family.name for family in fresh)
             yield fresh
+        for families in _scraped(self._targets, self._gone, now):
+            yield _fresh(families, written)
         yield list(ProcessCollector(registry=None).collect())
+
+
+def _fresh(families: Iterable[Metric], written: Set[str]) -> list[Metric]:
+    return [family for family in families if family.samples and family.name not in written]
 
 
 def _scraped(targets: Sequence[Target], gone: Sequence[HasStore], now_seconds: float) -> Iterator[list[Metric]]:
@@ -81,44 +88,22 @@ def _scraped(targets: Sequence[Target], gone: Sequence[HasStore], now_seconds: f
             (target.name, counts) for target in targets if target.kv_events and (counts := target.kv_events.counts())
         )
     )
-    yield _engine_gauges(targets)
-    yield list(engine_families(targets, gone))
-    yield _quality(targets, now_seconds)
-    yield _target_health(targets, now_seconds)
+    yield engine_sums(ever)
+    mixed = frozenset().union(*(names for _, names in coarsened(targets).values()))
+    for first in range(0, len(targets), _TARGETS_AT_A_TIME):
+        few = targets[first : first + _TARGETS_AT_A_TIME]
+        yield [*_engine_gauges(few), *engine_families(few)]
+        yield [*_quality(few, mixed, now_seconds), *_target_health(few, now_seconds)]
 
 
 def render(
     targets: Sequence[Target], accept: str = "", sources: Sequence[Source] = (), gone: Sequence[HasStore] = ()
 ) -> tuple[bytes, str]:
     """The page and its content type: OpenMetrics for who accepts it, else Prometheus text."""
-    page = FleetPage(targets, sources, gone=gone)
-    return whole([encode(part, accept) for part in page.parts()], accept)
-
-
-def encode(families: Sequence[Metric], accept: str = "") -> bytes:
-    """These families as a part of a page. Needs nothing but them, so it may run in a thread."""
-    encoder, _ = choose_encoder(accept)
-    registry = CollectorRegistry()
-    registry.register(_Collected(families))
-    return encoder(registry).removesuffix(_END)
-
-
-def whole(parts: Sequence[bytes], accept: str = "") -> tuple[bytes, str]:
-    """The page of these parts, and its content type."""
-    _, content_type = choose_encoder(accept)
-    end = _END if content_type.startswith("application/openmetrics-text") else b""
-    return b"".join((*parts, end)), content_type
-
-
-class _Collected(Collector):
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(self._families)
+    text = PageText(accept)
+    for part in FleetPage(targets, sources, gone=gone).parts():
+        text.add(part)
+    return b"".join(text.pieces()), text.content_type
 
 
 def _prefix_tokens(targets: Sequence[Target], fleet: FleetNumbers) -> list[Metric]:
@@ -139,11 +124,10 @@ def _prefix_tokens(targets: Sequence[Target], fleet: FleetNumbers) -> list[Metri
             ratio.add_metric([target.name, numbers.hit_ratio_source], numbers.hit_ratio)
         if numbers.raw_hit_ratio is not None:
             raw.add_metric([target.name], numbers.raw_hit_ratio)
-    if not engines:  # the same tokens as the engines' own counters, so never both
-        for (worker,), tokens in counted_by(targets, "router_delivered_hit_tokens", "worker").items():
-            hits.add_metric([worker or _UNKNOWN, "", _UNKNOWN], tokens)
-        for (worker,), tokens in counted_by(targets, "router_prompt_tokens", "worker").items():
-            queries.add_metric([worker or _UNKNOWN, ""], tokens)
+    for (worker, model), tokens in router_tokens(targets, "router_delivered_hit_tokens").items():
+        hits.add_metric([worker, model, _UNKNOWN], tokens)
+    for (worker, model), tokens in router_tokens(targets, "router_prompt_tokens").items():
+        queries.add_metric([worker, model], tokens)
     whole = gauge("fleet_prefix_hit_ratio")
     _add_known(whole, [], fleet.hit_ratio)
     return [hits, queries, ratio, raw, whole]
@@ -170,7 +154,11 @@ def _router_families(targets: Sequence[HasStore]) -> list[Metric]:
         goodput.add_metric([request_class or UNCLASSIFIED], count)
     for (kind,), count in counted_by(targets, "isolation_violations", "kind").items():
         violations.add_metric([kind], count)
-    return [hit_tokens, ttft, decision, requests, goodput, violations]
+    predicted, delivered = counter("predicted_hit_tokens"), counter("delivered_hit_tokens")
+    if tokens := predicted_and_delivered(targets):
+        predicted.add_metric([], tokens[0])
+        delivered.add_metric([], tokens[1])
+    return [hit_tokens, ttft, decision, requests, goodput, violations, predicted, delivered]
 
 
 def _router_state(targets: Sequence[Target]) -> list[Metric]:
@@ -204,7 +192,7 @@ def _hotspots(fleet: FleetNumbers) -> list[Metric]:
 
 
 def _ttft_deltas(fleet: FleetNumbers) -> list[Metric]:
-    delta = gauge("ttft_miss_minus_hit_seconds")
+    delta = quantiles("ttft_miss_minus_hit_seconds")
     samples = gauge("ttft_window_requests")
     if fleet.ttft_delta:
         for quantile, seconds in fleet.ttft_delta.seconds.items():
@@ -220,7 +208,7 @@ def _engine_gauges(targets: Sequence[Target]) -> list[Metric]:
     usage = gauge("kv_usage_ratio")
     mean = gauge("kv_usage_mean_ratio")
     capacity = gauge("kv_capacity_blocks")
-    latency = gauge("engine_latency_quantile_seconds")
+    latency = quantiles("engine_latency_quantile_seconds")
     for target in targets:
         numbers = target.numbers
         if numbers is None:
@@ -235,9 +223,9 @@ def _engine_gauges(targets: Sequence[Target]) -> list[Metric]:
     return [running, waiting, usage, mean, capacity, latency]
 
 
-def _quality(targets: Sequence[Target], now_seconds: float) -> list[Metric]:
+def _quality(targets: Sequence[Target], mixed: Set[str], now_seconds: float) -> list[Metric]:
+    """`mixed` are the targets whose bucket bounds differ from others'."""
     quality, missing = gauge("data_quality"), gauge("missing_signal")
-    mixed = frozenset().union(*(names for _, names in coarsened(targets).values()))
     for target in targets:
         for flag, raised in target.flags(now_seconds).items():
             quality.add_metric([target.name, flag], float(raised))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
 from aiohttp import web
@@ -15,7 +15,8 @@ from exporters.exporter import Exporter
 from exporters.fleet_api import fleet_document
 from exporters.http.web_config import WebSecurity
 from exporters.live.pages import LivePage
-from exporters.metrics_text import FleetPage, encode, whole
+from exporters.metrics_text import FleetPage
+from exporters.page_text import PageText
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Reload = Callable[[], Awaitable[str]]
@@ -31,10 +32,11 @@ def web_app(exporter: Exporter, reload: Reload, security: WebSecurity | None = N
         await _derive(exporter)
         accept = request.headers.get("Accept", "")
         page = FleetPage(exporter.targets, exporter.sources, gone=exporter.departed.holders())
-        # A thousand targets' page takes a second to write: scrapes go on meanwhile.
-        parts = [await asyncio.to_thread(encode, families, accept) for families in page.parts()]
-        body, content_type = whole(parts, accept)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        text = PageText(accept)
+        for families in page.parts():
+            text.add(families)
+            await asyncio.sleep(0)  # a thousand targets' page takes half a second to write: scrapes go on meanwhile
+        return web.Response(body=_one_by_one(text.pieces()), headers={"Content-Type": text.content_type})
 
     async def fleet(_: web.Request) -> web.Response:
         await _derive(exporter)
@@ -79,6 +81,11 @@ async def _derive(exporter: Exporter) -> None:
     for position, target in enumerate(list(exporter.targets)):
         if target.numbers and position % _DERIVED_AT_A_TIME == 0:
             await asyncio.sleep(0)
+
+
+async def _one_by_one(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 def _guard(security: WebSecurity | None) -> Middleware:

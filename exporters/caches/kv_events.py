@@ -34,6 +34,11 @@ class KvEventCounts:
     lifetimes: Sequence[int] = ()
     """Evictions by the block's lifetime: up to each of `LIFETIME_BOUNDS_SECONDS` and above, not cumulative."""
     lifetimes_sum_seconds: float = 0.0
+    tells_salts: bool = False
+    """Whether the engine's events say under which salt blocks are stored."""
+    duplicate_tokens: int = 0
+    """See `exporters.caches.isolation.IsolationCost`, as the next one."""
+    lost_hit_tokens: int = 0
     incomplete: bool = False
     """The engine may hold blocks that were stored before anybody listened, or held some that are lost from sight."""
     connected: bool = True
@@ -97,6 +102,9 @@ class KvEventWatcher:
             block_size_tokens=feed.block_size,
             lifetimes=lifetimes,
             lifetimes_sum_seconds=lifetimes_sum,
+            tells_salts=feed.tells_salts,
+            duplicate_tokens=blocks.duplicate_tokens,
+            lost_hit_tokens=blocks.lost_tokens,
             incomplete=feed.incomplete or feed.unsure,
             connected=subscriber.connected,
         )

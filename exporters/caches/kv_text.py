@@ -33,7 +33,8 @@ def kv_event_families(targets: Iterable[tuple[str, KvEventCounts]]) -> Iterator[
         yield family
     resident, lag, lifetime = gauge("kv_blocks_resident"), gauge("kv_events_lag_seconds"), histogram(_LIFETIME)
     for target, counts in known:
-        resident.add_metric([target], counts.resident_blocks)
+        if counts.connected:  # an engine that is gone holds nothing, one that is cut off nobody knows what
+            resident.add_metric([target], counts.resident_blocks)
         if counts.lag_seconds is not None:
             lag.add_metric([target], counts.lag_seconds)
         if counts.lifetimes:

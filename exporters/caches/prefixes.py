@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from exporters.caches.prefix_names import NamedPrefix, PrefixNames
 from exporters.caches.prefix_traffic import BlockCounts, NodeTraffic, node_traffic
-from exporters.families import gauge
+from exporters.families import gauge, quantiles
 from exporters.requests.locality import spatial_ratio
 from kvcache.block_table import BlockTable, TableSnapshot
 from kvcache.prefix_tree import PrefixTree, prefix_tree
@@ -183,7 +183,7 @@ def _shape(view: TreeView) -> Iterator[Metric]:
         hot.add_metric([name], cached)
     yield from (height, hot)
     for family_name, values in view.quantiles.items():
-        family = gauge(family_name)
+        family = quantiles(family_name)
         for quantile, value in zip(QUANTILES, values, strict=False):
             family.add_metric([repr(quantile)], value)
         yield family

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client.core import Metric
 
 from exporters.caches.believed_blocks import router_believed_blocks
 from exporters.caches.in_flight import in_flight_leaks, router_in_flight
+from exporters.caches.isolation import NO_EVENTS, NO_SALTS, IsolationCost, isolation_cost, isolation_families
 from exporters.caches.prefixes import PrefixSource
 from exporters.caches.value import break_even_tokens, effective_cache_value_tokens, warm_pool_utilization_ratio
 from exporters.families import gauge
@@ -70,6 +72,8 @@ class CacheSource:
         for (source, destination), tokens in self._break_even(targets).items():
             even.add_metric([source or _UNKNOWN, destination or _UNKNOWN], tokens)
         yield even
+        costs = self._isolation(targets)
+        yield from isolation_families((name, cost) for name, cost in costs.items() if cost is not None)
 
     def document(self, now_seconds: float) -> Mapping[str, Any]:
         targets = self._targets()
@@ -84,8 +88,12 @@ class CacheSource:
                 for (source, destination), tokens in self._break_even(targets).items()
             ],
         }
+        costs = self._isolation(targets)
+        found["isolation"] = {name: asdict(cost) for name, cost in costs.items() if cost is not None}
         known = {name: value for name, value in found.items() if value not in (None, {}, [])}
         absent = {name: why for name, why in self._why_absent().items() if name not in known}
+        absent |= {f"isolation.{name}": NO_SALTS for name, cost in costs.items() if cost is None}
+        absent |= {} if costs else {"isolation": NO_EVENTS}
         absent |= {
             f"locality_ratio.{dimension}": why
             for dimension, why in _WHY_NO_LOCALITY.items()
@@ -103,6 +111,11 @@ class CacheSource:
                 if value is not None:
                     found[target.name] = value
         return found
+
+    def _isolation(self, targets: Sequence[Target]) -> dict[str, IsolationCost | None]:
+        """Of each target whose KV events are heard."""
+        heard = ((target.name, target.kv_events.counts()) for target in targets if target.kv_events)
+        return {name: isolation_cost(counts) for name, counts in heard if counts is not None}
 
     def _warm_pool(self, targets: Sequence[Target]) -> float | None:
         return warm_pool_utilization_ratio(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from exporters.scraping.target import Target
@@ -26,5 +27,6 @@ class WorkerTargets:
         return self._by_name.get(worker) or self._by_address.get(_address(worker))
 
 
+@lru_cache(4096)
 def _address(url: str) -> str:
     return urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
@@ -54,6 +55,18 @@ class HttpSdConfig(ClientConfig):
         return url
 
 
+def split_nameserver(server: str) -> tuple[str, int]:
+    """Address and port of a DNS server, `1.2.3.4`, `1.2.3.4:53`, `::1` or `[::1]:53`. Raises ValueError."""
+    host, _, port = server.rpartition(":") if server.count(":") == 1 or server.startswith("[") else (server, "", "53")
+    try:
+        address = ip_address(host.strip("[]") if port else "")
+        if not 0 < int(port) < 65_536:
+            raise ValueError
+    except ValueError as error:
+        raise ValueError(f"'{server}' is not the IP address of a DNS server such as 10.0.0.2:53 or [::1]:53") from error
+    return str(address), int(port)
+
+
 class DnsSdConfig(Strict):
     """Names whose records are the targets."""
 
@@ -61,7 +74,14 @@ class DnsSdConfig(Strict):
     type: Literal["SRV", "A", "AAAA"] = Field(default="SRV", description="the kind of record")
     port: int | None = Field(default=None, ge=1, le=65_535, description="the targets' port, for A and AAAA")
     refresh_interval: Duration = Field(default=30.0, description="how often to look up")
-    nameservers: tuple[str, ...] = Field(default=(), description="HOST:PORT of servers to ask; the system's if none")
+    nameservers: tuple[str, ...] = Field(default=(), description="IP:PORT of servers to ask; the system's if none")
+
+    @field_validator("nameservers")
+    @classmethod
+    def _are_addresses(cls, nameservers: tuple[str, ...]) -> tuple[str, ...]:
+        for server in nameservers:
+            split_nameserver(server)
+        return nameservers
 
     @model_validator(mode="after")
     def _port_is_known(self) -> Self:

@@ -10,7 +10,7 @@ import dns.nameserver
 import dns.resolver
 from dns.rdatatype import RdataType
 
-from exporters.discovery.config import DnsSdConfig
+from exporters.discovery.config import DnsSdConfig, split_nameserver
 from exporters.discovery.provider import DiscoveryError, Found
 from exporters.discovery.relabel import Labels
 
@@ -52,10 +52,9 @@ class DnsDiscovery:
             except dns.resolver.NoResolverConfiguration as error:
                 raise DiscoveryError(f"dns_sd: {error}; name the servers to ask in nameservers") from error
         resolver = dns.asyncresolver.Resolver(configure=False)
-        servers: list[str | dns.nameserver.Nameserver] = []
-        for server in self._config.nameservers:
-            host, _, port = server.rpartition(":") if ":" in server else (server, "", "53")
-            servers.append(dns.nameserver.Do53Nameserver(host.strip("[]"), int(port)))
+        servers: list[str | dns.nameserver.Nameserver] = [
+            dns.nameserver.Do53Nameserver(*split_nameserver(server)) for server in self._config.nameservers
+        ]
         resolver.nameservers = servers
         return resolver
 

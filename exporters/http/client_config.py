@@ -87,6 +87,11 @@ class ClientConfig(Strict):
                 raise ValueError(f"http_headers: '{name}' can't be set here; use authorization or basic_auth")
         return self
 
+    @property
+    def tls_unverified(self) -> bool:
+        """Whoever answers is taken for who was asked."""
+        return self.tls_config is not None and self.tls_config.insecure_skip_verify
+
     def client(self) -> ClientConfig:
         """Only this part, of a configuration that has more."""
         return ClientConfig(**{name: getattr(self, name) for name in ClientConfig.model_fields})

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 FLAG_WORDS: Mapping[str, str] = {
     "stale": "no good scrape for three intervals",
+    "tls_unverified": "its certificate is not checked: anybody could answer for it",
     "missing_family": "a metric that this system should have is missing from its page",
+    "frozen_engine": "it shows an engine that has stood still with requests: gone, or hanging",
     "counter_reset": "its counters began again: restarted",
     "preemption_inflated": "tokens recomputed after preemptions are booked as hits",
     "lookup_skipped": "some prompts were never looked up in the cache",
@@ -31,6 +33,7 @@ FLAG_WORDS: Mapping[str, str] = {
     "cached_exceeds_prompt": "records have more cached tokens than prompt",
     "ttft_near_e2e": "records have first tokens as late as the last",
     "bad_records": "records have figures below 0",
+    "several_routers": "several routers answer at its address: give each its own target",
     "shared_workers": "another router sends to its workers too",
 }
 

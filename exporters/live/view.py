@@ -107,8 +107,17 @@ class LiveView:
         return [f"{card.title}: {card.figure}" for card in self.cards if card.state == BAD]
 
     @property
+    def uncertain(self) -> Sequence[str]:
+        """What is in doubt, for the same line: while no target is scraped it mustn't say that all is well."""
+        return [f"{card.title}: {_or_words(card.figure)}" for card in self.cards if card.state == DOUBTFUL]
+
+    @property
     def doubts(self) -> int:
         return sum(bool(row.warnings) for row in self.workers) + len(self.problems)
+
+
+def _or_words(figure: str) -> str:
+    return "not known" if figure == UNKNOWN else figure
 
 
 def live_view(

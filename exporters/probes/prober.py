@@ -41,7 +41,8 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 class Prober:
-    """All probed targets. `waiting` tells how many requests wait at a target; None where that isn't known."""
+    """All probed targets. `waiting` tells how many requests wait at a target; None where that isn't known. `rng` makes
+    the prompts, which nobody may have sent before: the system's randomness where none is given."""
 
     name = "probes"
 
@@ -55,6 +56,7 @@ class Prober:
         baseline: PrefillBaseline | None = None,
         block_size_of: Callable[[str], int | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -62,7 +64,7 @@ class Prober:
         self._credentials = credentials
         self._block_size_of = block_size_of
         self._clock = clock
-        self._rng = random.SystemRandom()
+        self._rng = rng or random.SystemRandom()
         self._budget = TokenBudget(config.tokens_per_minute)
         self.baseline = baseline or PrefillBaseline()
         self.targets = {target.name: self._state(target) for target in config.targets}

@@ -112,7 +112,7 @@ async def first_model(
             asyncio.timeout(timeout_seconds),
             session.get(f"{url}/v1/models", headers=headers, ssl=tls, allow_redirects=False) as response,
         ):
-            listed = json.loads(await response.content.read(_MAX_BODY_BYTES))
+            listed = json.loads(await _whole(response))
             return str(listed["data"][0]["id"]) if response.status == 200 else None
     except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, LookupError, TypeError):
         return None
@@ -166,11 +166,21 @@ class _Watch:
 async def _read(response: aiohttp.ClientResponse, watch: _Watch) -> None:
     """Raises ValueError for what is neither an event stream nor an answer."""
     if response.content_type == "application/json":
-        watch.whole(await response.content.read(_MAX_BODY_BYTES))
+        watch.whole(await _whole(response))
         return
     async for line in response.content:  # raises HttpProcessingError for a line without an end
         if line.startswith(b"data:"):
             watch.event(line[5:].strip(), perf_counter())
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, in however many pieces it comes. Raises ValueError for one that is too large."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_BODY_BYTES:
+            raise ValueError(f"an answer of more than {_MAX_BODY_BYTES} bytes")
+    return bytes(body)
 
 
 def _content(choice: _Choice) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from prometheus_client.core import Metric
 
-from exporters.families import MIN_OBSERVATIONS, gauge
+from exporters.families import MIN_OBSERVATIONS, gauge, quantiles
 from exporters.requests.seen import DEFAULT_CLASS, OUTCOMES, SeenRequest
 from exporters.requests.tally import Distributions, Tally
 from kvcache.cache_class import HIT, MISS, UNKNOWN
@@ -97,7 +97,7 @@ class FirstTokens:
         yield self._ttft.metric()
         yield self._by_length.metric()
         yield self._by_tenant.metric()
-        delta, counted = gauge("ttft_miss_minus_hit_seconds"), gauge("ttft_window_requests")
+        delta, counted = quantiles("ttft_miss_minus_hit_seconds"), gauge("ttft_window_requests")
         pairs, counts = self._comparable(now_seconds)
         if pairs:
             weights = [min(len(hits), len(misses)) for hits, misses in pairs]

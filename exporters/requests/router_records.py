@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
@@ -22,6 +23,7 @@ Get = Callable[[str, ClientConfig], Awaitable[bytes]]
 """Fetches a body. Raises ScrapeFault."""
 
 _PAGES_AT_ONCE = 50
+_LIVES = 64
 _NEAR_E2E = 0.98
 _MANY_TOKENS = 32
 _FIGURES = tuple(name for name in RequestRecord.__struct_fields__ if name.endswith(("_seconds", "_tokens")))
@@ -32,7 +34,8 @@ class RecordReader:
     """Where one router's records have been read up to. Pure: pages in, new records out.
 
     When the router is met for the first time, records that ended before `since_unix_seconds` are passed over: an
-    exporter that was restarted would count them twice.
+    exporter that was restarted would count them twice. Several routers may answer at one address, as behind a load
+    balancer: where each has been read up to is remembered.
     """
 
     def __init__(self, since_unix_seconds: float) -> None:
@@ -40,16 +43,24 @@ class RecordReader:
         """The number to ask for."""
         self.finished = False
         """The last page had nothing more."""
+        self.taking_turns = False
+        """The last page was of a router that another one had stood in for."""
         self._since_unix_seconds = since_unix_seconds
         self._started = ""
         self._caught_up = False
+        self._read_up_to: OrderedDict[str, int] = OrderedDict()
+        """By life, of those that another one followed."""
 
     def take(self, page: RequestPage) -> tuple[list[RequestRecord], int]:
         """The records that are new, and how many were overwritten before they could be read."""
+        self.taking_turns = False
         if page.started != self._started:
-            reborn, self._started = bool(self._started), page.started
-            if reborn:  # all it has is new, and the number that was asked for was of its former life
-                self._caught_up, self.after = True, 0
+            met_before = bool(self._started)
+            self._leave(self._started)
+            self._started = page.started
+            if met_before:  # the number that was asked for was of another life; of one that is new all is new
+                known = self._read_up_to.pop(page.started, None)
+                self._caught_up, self.after, self.taking_turns = True, known or 0, known is not None
                 return [], 0
         missed = max(0, page.first - self.after - 1) if self._caught_up else 0
         records = page.records[max(0, self.after + 1 - page.first) :]
@@ -59,6 +70,11 @@ class RecordReader:
         self.finished = not page.records
         self._caught_up = self._caught_up or self.finished
         return records, missed
+
+    def _leave(self, life: str) -> None:
+        self._read_up_to[life] = self.after
+        if len(self._read_up_to) > _LIVES:
+            self._read_up_to.popitem(last=False)
 
 
 class RouterRecords:
@@ -92,6 +108,8 @@ class RouterRecords:
                 break
             self._ledger.expect(ROUTER)
             records, missed = reader.take(page)
+            if reader.taking_turns:
+                self._doubted[target.name, SEVERAL_ROUTERS] = time.monotonic()
             self._ledger.missed(ROUTER, missed)
             for record in records:
                 self._doubt(target.name, record)
@@ -127,7 +145,10 @@ def _workers_of(target: Target) -> frozenset[str]:
     return frozenset(dict(labels).get("worker", "") for labels in found)
 
 
-DOUBTS: Sequence[str] = ("cached_exceeds_prompt", "ttft_near_e2e", "bad_records")
+SEVERAL_ROUTERS = "several_routers"
+"""Routers take turns at one address: their counters, too, and those can't be told apart."""
+
+DOUBTS: Sequence[str] = ("cached_exceeds_prompt", "ttft_near_e2e", "bad_records", SEVERAL_ROUTERS)
 """Flags that a router's records can raise, for as long as the window."""
 
 

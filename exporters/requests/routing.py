@@ -12,7 +12,7 @@ from exporters.requests.tally import Tally
 from kvcache.request_record import RequestRecord
 
 HELD, ROUTED, DELIVERED = "held", "routed", "delivered"
-_REASONS = 100
+_NAMES = 100
 
 
 class Routing:
@@ -27,7 +27,7 @@ class Routing:
 
     def __init__(self, place_of: PlaceOf = nowhere) -> None:
         self._place_of = place_of
-        self._reasons = BoundedNames(_REASONS)
+        self._policies, self._reasons = BoundedNames(_NAMES), BoundedNames(_NAMES)
         self._decisions = Tally("router_decisions")
         self._topology = Tally("topology_placements")
         self._predicted = Tally("predicted_hit_tokens")
@@ -38,7 +38,7 @@ class Routing:
     def record(self, seen: SeenRequest) -> None:
         record = seen.record
         if record.worker and record.policy:
-            self._decisions.add(1, record.policy, self._reasons.label(record.reason))
+            self._decisions.add(1, self._policies.label(record.policy), self._reasons.label(record.reason))
         if record.held_tokens and record.predicted_tokens is not None:
             self._placed(record, there=record.predicted_tokens >= record.held_tokens)
         if seen.completed and record.predicted_tokens is not None and seen.cached_tokens is not None:

@@ -12,6 +12,9 @@ from exporters.families import FAMILIES, counter, histogram
 from kvcache.request_record import RequestRecord
 from slo.buckets import BOUNDS
 
+_LONGEST_TRACE_ID = 128 - len("trace_id")
+"""OpenMetrics allows an exemplar's labels 128 characters, names included; a longer one spoils the whole page."""
+
 
 class Tally:
     """One counter family. Raises KeyError for a name that isn't in the table of families."""
@@ -48,7 +51,7 @@ class Distribution:
         slot = bisect_left(self._bounds, value)
         self._counts[slot] += 1
         self._total += value
-        if of is not None and of.trace_id:
+        if of is not None and 0 < len(of.trace_id) <= _LONGEST_TRACE_ID:
             self._exemplars[slot] = Exemplar({"trace_id": of.trace_id}, value, of.ended_unix_seconds)
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:

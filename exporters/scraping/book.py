@@ -83,6 +83,11 @@ class Book:
         for group, index in self.groups.items():
             by_signal[group.signal].append((group, index))
         self.by_signal: Mapping[str, Sequence[tuple[Group, int]]] = dict(by_signal)
+        by_part: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for group, index in self.groups.items():
+            by_part[group.signal, "count" if group.part == "range" else group.part].append(index)
+        self.by_part: Mapping[tuple[str, str], Sequence[int]] = dict(by_part)
+        """Where a signal's `value`, `sum` or `count` is in the totals; ranges add up to the count."""
         self.grids = {signal: _grids(groups) for signal, groups in self.by_signal.items()}
 
     @classmethod
@@ -106,6 +111,10 @@ class Book:
     def places(self, entries: Iterable[Entry]) -> Indices:
         """Where these counters are; all of them are in the book."""
         return np.array([self._places[entry.group.signal, entry.identity] for entry in entries], dtype=np.intp)
+
+    def scaled(self, places: Indices, counters: Vector) -> Vector:
+        """Values of the counters at these places, in their groups' units."""
+        return counters * self._scales[places]
 
     def totals(self, counters: Vector) -> Vector:
         """Sums by group, in the groups' units, of the counters' values in their own."""

@@ -82,8 +82,8 @@ def loads(store: SignalStore) -> dict[str, float]:
 
 
 def _usage_ratios(store: SignalStore) -> list[float]:
-    """How full the KV cache is, one an engine; of a target that gives bytes or blocks, used over all of them."""
-    ratios = list(_by_engine(store, "kv_usage_ratio").values())
+    """How full the KV cache is, by engine and model; of a target that gives bytes or blocks, used over all of them."""
+    ratios = list(store.gauges_of("kv_usage_ratio").values())
     for unit in ("bytes", "blocks"):
         used, capacity = _sum(store, f"kv_used_{unit}"), _sum(store, f"kv_capacity_{unit}")
         if not ratios and used is not None and capacity:
@@ -112,7 +112,7 @@ def _latencies(store: SignalStore) -> tuple[dict[tuple[str, float], float], dict
             continue
         merged = merge(one for group in store.grown_histograms(signal).values() for one in group)
         if merged is None:
-            why_not[name] = NO_WINDOW
+            why_not[name] = NO_WINDOW if store.increase is None else "its series have no bucket +Inf"
         elif merged.histogram.count < MIN_OBSERVATIONS:
             why_not[name] = f"{merged.histogram.count:.0f} observations in the window, {MIN_OBSERVATIONS} are needed"
         else:

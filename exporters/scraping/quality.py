@@ -14,6 +14,7 @@ PLAUSIBLE_TTFT_SECONDS = 1e-4
 
 MISSING_OBSERVATIONS_RATIO = 0.01
 SKIPPED_LOOKUP_RATIO = 0.01
+UNDER_WAY_RATIO = 0.1
 INFLATED_RATIO = 0.01
 
 DOUBLE_COUNTED_FACTOR = 1.1
@@ -31,6 +32,7 @@ def flags(store: SignalStore) -> dict[str, bool]:
     """All flags that can be told from this target's own numbers."""
     found = {
         "missing_family": bool(missing_signals(store)),
+        "frozen_engine": None if store.system.frozen_after_seconds is None else bool(store.frozen),
         "counter_reset": store.resets > 0 and store.increase is None,
         "preemption_inflated": preemption_inflated(store),
         "lookup_skipped": lookup_skipped(store),
@@ -69,12 +71,19 @@ def lookup_skipped(store: SignalStore) -> bool | None:
     """Prompts were processed that never looked into the cache, and so are missing from its counters.
 
     Told from the prompts; or, where none are counted, from an external cache that was asked while the own one wasn't.
+    A lookup is booked before its prompt is, so prompts that were under way when the window began are no skipped ones.
     """
     prompts, queries = store.grown("prompt_tokens"), store.grown("prefix_query_tokens")
     external = store.grown("external_query_tokens")
     if queries is None or not (prompts or external):
         return None
-    return queries < prompts * (1 - SKIPPED_LOOKUP_RATIO) if prompts else queries == 0
+    if not prompts:
+        return queries == 0
+    ever_queried, ever_prompted = store.total("prefix_query_tokens") or 0.0, store.total("prompt_tokens") or 0.0
+    under_way = max((ever_queried - queries) - (ever_prompted - prompts), 0.0)
+    if queries:  # what is under way for ever are aborted prompts: with lookups to compare, it explains only so much
+        under_way = min(under_way, prompts * UNDER_WAY_RATIO)
+    return prompts - queries > max(prompts * SKIPPED_LOOKUP_RATIO, under_way)
 
 
 def double_counted(store: SignalStore) -> bool | None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import ssl
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-
-import aiohttp
-from yarl import URL
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from exporters.errors import ExporterError
+from exporters.http.address import address_of, redirected
 from exporters.http.client import Credentials
 from exporters.http.client_config import ClientConfig
+from exporters.http.connection import Overloaded, Receiving
+from exporters.http.page_client import CannotConnect, PageClient
+from exporters.http.response import Answer, BadHttp, TooLarge
 from exporters.scraping.exposition import looks_like_metrics
 
 _HEADERS = {
@@ -29,15 +31,14 @@ _NO_AUTHENTICATION = ClientConfig()
 _UNLIMITED_TOTAL = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
+class Scrape(NamedTuple):
     """What came of one fetch: a body, or the reason why there is none."""
 
     seconds: float
     body: bytes | None = None
     reason: str = ""
-    """`refused`, `dns`, `unreachable`, `tls`, `timeout`, `reset`, `http_<status>`, `redirects`, `too_large`,
-    `overloaded`, `bad_encoding`, `bad_http`, `bad_credentials` or `not_metrics`; empty when there is a body."""
+    """`refused`, `dns`, `unreachable`, `tls_verify`, `tls`, `timeout`, `reset`, `http_<status>`, `redirects`,
+    `too_large`, `overloaded`, `bad_encoding`, `bad_http`, `bad_credentials` or `not_metrics`; empty with a body."""
     detail: str = ""
 
 
@@ -51,7 +52,7 @@ class ScrapeFault(Exception):
 
 
 class Scraper:
-    """One HTTP client for all targets; connections are kept and used again."""
+    """Fetches the pages of all targets; connections are kept and used again."""
 
     def __init__(
         self,
@@ -61,23 +62,18 @@ class Scraper:
         keep_connection_seconds: float = 15.0,
     ) -> None:
         self.credentials = Credentials()
+        self._receiving = Receiving(total_limit_bytes)
+        self._pages = PageClient(self._receiving, keep_connection_seconds)
         self.configure(timeout_seconds, limit_bytes, total_limit_bytes)
-        self._receiving_bytes = 0
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_connection_seconds),
-            headers=_HEADERS,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
 
     def configure(self, timeout_seconds: float, limit_bytes: int, total_limit_bytes: int = _UNLIMITED_TOTAL) -> None:
         """New limits, from the next fetch on."""
         self._timeout_seconds = timeout_seconds
         self._limit_bytes = limit_bytes
-        self._total_limit_bytes = total_limit_bytes
+        self._receiving.most_bytes = total_limit_bytes
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._pages.close()
 
     async def fetch(self, url: str, client: ClientConfig = _NO_AUTHENTICATION) -> Scrape:
         """The page's bytes or the reason why not; takes no longer than the timeout, and never raises for a target."""
@@ -85,71 +81,79 @@ class Scraper:
         try:
             body = await self.get(url, client)
             if body and not looks_like_metrics(body):
-                raise ScrapeFault("not_metrics", f"no line has the form of a sample; it begins {body[:40]!r}")
+                raise ScrapeFault("not_metrics", _what_it_is(body))
         except ScrapeFault as fault:
             return Scrape(time.perf_counter() - started, reason=fault.reason, detail=fault.detail)
         return Scrape(time.perf_counter() - started, body)
 
     async def get(self, url: str, client: ClientConfig, headers: Mapping[str, str] | None = None) -> bytes:
         """A body, by the same limits as a page. Raises ScrapeFault."""
-        with _named_faults(self._timeout_seconds):
-            return await self._follow(URL(url, encoded=True), client, headers or {})
+        limit = self._limit_bytes
+        try:
+            answer = await self._follow(url, client, {**_HEADERS, **(headers or {})}, limit)
+            return _decoded(answer.body, answer.headers.get("content-encoding", "identity").lower(), limit)
+        except (ExporterError, CannotConnect, TooLarge, Overloaded, BadHttp, ValueError, OSError) as error:
+            raise self._fault(error, limit) from error
 
-    async def _follow(self, url: URL, client: ClientConfig, headers: Mapping[str, str]) -> bytes:
-        """Redirects to another origin are followed without credentials, which are for the configured one only."""
-        deadline = time.monotonic() + self._timeout_seconds
-        origin = url.origin()
+    async def _follow(self, url: str, client: ClientConfig, headers: Mapping[str, str], limit: int) -> Answer:
+        """The page, wherever redirects lead: to another origin they are followed without credentials, which are for
+        the configured one only."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        configured = address_of(url)
         for _ in range(_MOST_REDIRECTS + 1):
-            own = client if url.origin() == origin else _NO_AUTHENTICATION
-            location = await self._get(url, own, headers, deadline)
-            if isinstance(location, bytes):
-                return location
-            url = url.join(URL(location))
-            if url.scheme not in ("http", "https"):
-                raise ScrapeFault("bad_http", f"a redirect to {url.scheme}: is not followed")
+            own = client if address_of(url)[:3] == configured[:3] else _NO_AUTHENTICATION
+            tls = own.tls_config
+            answer = await self._pages.get(
+                url,
+                {**headers, **self.credentials.headers(own)},
+                limit,
+                deadline,
+                tls=self.credentials.tls(own),
+                server_name=tls.server_name if tls else None,
+            )
+            if answer.status == 200:
+                return answer
+            if answer.status not in _REDIRECTS or "location" not in answer.headers:
+                raise ScrapeFault(f"http_{answer.status}", answer.reason)
+            url = redirected(url, answer.headers["location"])
         raise ScrapeFault("redirects", f"more than {_MOST_REDIRECTS}; point the target at the page itself")
 
-    async def _get(self, url: URL, client: ClientConfig, headers: Mapping[str, str], deadline: float) -> bytes | str:
-        """The body, or where a redirect leads."""
-        tls = client.tls_config
-        async with self._session.get(
-            url,
-            headers={**headers, **self.credentials.headers(client)},
-            ssl=self.credentials.tls(client),
-            server_hostname=tls.server_name if tls else None,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=max(0.001, deadline - time.monotonic())),
-        ) as response:
-            if response.status in _REDIRECTS and "Location" in response.headers:
-                return response.headers["Location"]
-            if response.status != 200:
-                raise ScrapeFault(f"http_{response.status}", response.reason or "")
-            limit = self._limit_bytes
-            if response.content_length is not None and response.content_length > limit:
-                raise _too_large(limit)
-            body = await self._receive(response.content, limit)
-            encoding = response.headers.get("Content-Encoding", "identity").lower()
-        return _decoded(body, encoding, limit)
+    def _fault(self, error: Exception, limit_bytes: int) -> ScrapeFault:
+        """Give errors of the client and the system the names that users and alerts know."""
+        match error:
+            case TimeoutError():
+                reason, detail = "timeout", f"no complete answer within {self._timeout_seconds:g} s"
+            case ExporterError():
+                reason, detail = "bad_credentials", str(error)
+            case CannotConnect():
+                reason, detail = _unconnected(error.error)
+            case TooLarge():
+                reason, detail = "too_large", f"more than {limit_bytes} bytes"
+            case Overloaded():
+                most = self._receiving.most_bytes
+                reason, detail = "overloaded", f"all targets together sent more than {most} bytes"
+            case OSError():
+                reason, detail = "reset", str(error)
+            case _:
+                reason, detail = "bad_http", str(error)[:200]
+        return ScrapeFault(reason, detail)
 
-    async def _receive(self, content: aiohttp.StreamReader, limit: int) -> bytes:
-        body = bytearray()
-        try:
-            async for chunk in content.iter_any():
-                body += chunk
-                self._receiving_bytes += len(chunk)
-                if len(body) > limit:
-                    raise _too_large(limit)
-                if self._receiving_bytes > self._total_limit_bytes:
-                    raise ScrapeFault(
-                        "overloaded", f"all targets together sent more than {self._total_limit_bytes} bytes"
-                    )
-        finally:
-            self._receiving_bytes -= len(body)
-        return bytes(body)
+
+def _what_it_is(body: bytes) -> str:
+    """What a page is that has no sample, for people."""
+    begins = f"no line has the form of a sample; it begins {body[:40]!r}"
+    match body.lstrip()[:1]:
+        case b"[" | b"{":
+            return (
+                f"JSON, not metrics: the text may be at another path, TensorRT-LLM's at /prometheus/metrics; {begins}"
+            )
+        case b"<":
+            return f"HTML or XML, not metrics: a login page, or another path; {begins}"
+    return begins
 
 
 def _decoded(body: bytes, encoding: str, limit: int) -> bytes:
-    """Undo a content encoding that we asked not to get, without ever inflating beyond the limit."""
+    """Undo a content encoding that we asked not to get, without ever inflating beyond the limit. Raises TooLarge."""
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):
@@ -160,33 +164,8 @@ def _decoded(body: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error as error:
         raise ScrapeFault("bad_encoding", str(error)) from error
     if len(inflated) > limit:
-        raise _too_large(limit)
+        raise TooLarge
     return inflated
-
-
-def _too_large(limit: int) -> ScrapeFault:
-    return ScrapeFault("too_large", f"more than {limit} bytes")
-
-
-@contextmanager
-def _named_faults(timeout_seconds: float) -> Iterator[None]:
-    """Give the client library's and the system's errors the names that users and alerts know."""
-    try:
-        yield
-    except TimeoutError as error:
-        raise ScrapeFault("timeout", f"no complete answer within {timeout_seconds:g} s") from error
-    except ExporterError as error:
-        raise ScrapeFault("bad_credentials", str(error)) from error
-    except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
-        raise ScrapeFault("tls", f"{error}; ca_file or server_name of tls_config may be missing") from error
-    except aiohttp.ClientConnectorError as error:
-        raise ScrapeFault(_connect_reason(error.os_error), _explain(error.os_error)) from error
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, aiohttp.ClientOSError) as error:
-        raise ScrapeFault("reset", str(error)) from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise ScrapeFault("bad_http", str(error)[:200]) from error
-    except OSError as error:
-        raise ScrapeFault("unreachable", _explain(error)) from error
 
 
 def _explain(error: OSError) -> str:
@@ -196,7 +175,11 @@ def _explain(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _connect_reason(error: OSError) -> str:
+def _unconnected(error: OSError) -> tuple[str, str]:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "tls_verify", f"{error}; ca_file or server_name of tls_config may be missing"
+    if isinstance(error, ssl.SSLError):
+        return "tls", str(error)
     if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    return "dns" if isinstance(error, socket.gaierror) else "unreachable"
+        return "refused", _explain(error)
+    return "dns" if isinstance(error, socket.gaierror) else "unreachable", _explain(error)

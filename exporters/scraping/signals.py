@@ -11,12 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from exporters.catalogue import Family, Signal, Source, System
 from exporters.scraping.book import Book, Entry, Group, LabelSet
 from exporters.scraping.exposition import Layout, Reading, Series
+from exporters.scraping.frozen import FrozenEngines
 from exporters.scraping.histogram import Histogram
 from exporters.scraping.window import CounterBank, Increase, Indices, Vector, Window
 
@@ -54,10 +56,26 @@ class _Plan:
     gauge_slots: Indices
     gauge_scales: Vector
     gauge_groups: list[Group]
+    gauge_engines: list[str]
+    """Of each the engine, by the system's own label; empty where the page doesn't show engines that are gone."""
+    gauge_largest: list[bool]
+    """Of each: whether the largest of a group's series stands for it, and not their sum."""
     gauge_signals: frozenset[str]
     counter_signals: frozenset[str]
+    counted: dict[str, _Counted]
+    """By signal, of those that have several sources."""
     start_slot: int | None
     infos: dict[str, list[Mapping[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Which of its sources a counting signal is read from, and where its series are."""
+
+    source: Source
+    places: Indices
+    countable: Indices
+    """Of these places those whose sum tells how much was counted: of a histogram not its buckets and its sum."""
 
 
 class SignalStore:
@@ -81,24 +99,34 @@ class SignalStore:
         self._layout: Layout | None = None
         self._plan: _Plan | None = None
         self._started_seconds: float | None = None
+        self.frozen: frozenset[str] = frozenset()
+        """Engines that the newest page shows though they are gone, by the system's own label."""
+        self._watch = _frozen_engines(system)
+        self._counted: dict[str, _Counted] = {}
+        """Signals of several sources, each as it was read last."""
 
     def apply(self, reading: Reading, at_seconds: float) -> None:
         """Take a reading of `at_seconds` on a monotonic clock."""
+        before = self._counted
         if reading.layout is not self._layout or self._plan is None:
             self._plan = self._plan_for(reading.layout)
             self._layout = reading.layout
+            self._counted = before | self._plan.counted
         plan, values = self._plan, reading.values
         reset = self._bank.update(
             plan.counter_places, values[plan.counter_slots], restarted=self._restarted(plan, values)
         )
-        self._totals = self._book.totals(self._bank.totals())
-        if reset:
-            self.resets += 1
-            self.window.restart()
+        replaced = before is not self._counted and self._replace_sources(before, reset)
+        totals_before, self._totals = self._totals, self._book.totals(self._bank.totals())
+        self.resets += reset
+        if reset or (replaced and bool((self._totals[: len(totals_before)] < totals_before).any())):
+            self.window.restart()  # counts that moved to other labels or bounds can't be compared
         self.window.add(at_seconds, self._totals)
         self._increase = self.window.increase()
-        self.gauges = _sum_gauges(plan, values)
-        self.infos = plan.infos
+        if self._watch is not None:
+            self.frozen = self._watch.among(reading, at_seconds)
+        self.gauges = _gauges(plan, values, self.frozen)
+        self.infos = plan.infos if not self.frozen else _without(plan.infos, self.frozen)
 
     @property
     def groups(self) -> Collection[Group]:
@@ -109,6 +137,12 @@ class SignalStore:
     def bucket_bounds(self) -> frozenset[tuple[str, tuple[float, ...]]]:
         """Every histogram signal with the bounds that it has here."""
         return frozenset((signal, grid.bounds) for signal, grids in self._book.grids.items() for grid in grids)
+
+    def rest(self) -> None:
+        """Let go of what was fresh. Totals stay, and go on should the same target come back."""
+        self.window.restart()
+        self._increase = self._layout = self._plan = None
+        self.gauges, self.infos, self.resets = {}, {}, 0
 
     def absorb(self, other: SignalStore) -> None:
         """Add another store's lifetime totals to these; of the same system, with the same bucket bounds."""
@@ -172,6 +206,23 @@ class SignalStore:
     def gauges_of(self, signal: str) -> dict[LabelSet, float]:
         return {group.labels: value for group, value in self.gauges.items() if group.signal == signal}
 
+    def _replace_sources(self, before: Mapping[str, _Counted], reset: bool) -> bool:
+        """Counters that were read under other names until now: the new ones count the same events from the process's
+        start on, so the old ones' counts are in them, unless the process is another one. True if there are any."""
+        replaced = False
+        for name, counted in self._counted.items():
+            old = before.get(name)
+            if old is None or old.source is counted.source:
+                continue
+            another = reset or self._bank_sum(counted.countable) < self._bank_sum(old.countable)
+            gone = old.places[~np.isin(old.places, counted.places)]
+            self._bank.retire(gone, keep=another)
+            replaced = True
+        return replaced
+
+    def _bank_sum(self, places: Indices) -> float:
+        return float(self._book.scaled(places, self._bank.shown(places)).sum())
+
     def _restarted(self, plan: _Plan, values: Vector) -> bool:
         if plan.start_slot is None or not math.isfinite(started := float(values[plan.start_slot])):
             return False
@@ -179,9 +230,8 @@ class SignalStore:
         return before is not None and abs(started - before) > _RESTART_TOLERANCE_SECONDS
 
     def _sum(self, signal: str, part: str, vector: Vector) -> float | None:
-        parts = ("count", "range") if part == "count" else (part,)
-        values = [vector[place] for group, place in self._book.by_signal.get(signal, ()) if group.part in parts]
-        return float(sum(values)) if values else None
+        places = self._book.by_part.get((signal, part))
+        return float(sum([vector[place] for place in places])) if places else None
 
     def _sums_by(self, signal: str, labels: Sequence[str], vector: Vector) -> dict[tuple[str, ...], float]:
         sums: dict[tuple[str, ...], float] = defaultdict(float)
@@ -205,7 +255,9 @@ class SignalStore:
         return dict(found)
 
     def _plan_for(self, layout: Layout) -> _Plan:
-        taken = _choose_sources(self.system, layout)
+        present = {series.name for series in layout.series}
+        sources = {name: signal.source_on(present) for name, signal in self.system.signals.items()}
+        taken = _by_sample_name(self.system, sources)
         counters: list[tuple[int, Entry]] = []
         gauges: list[tuple[int, Group, float]] = []
         infos: dict[str, list[Mapping[str, str]]] = defaultdict(list)
@@ -227,14 +279,20 @@ class SignalStore:
         entries = [entry for _, entry in counters]
         self._book = self._book.with_entries(entries)
         self._bank.grow(len(self._book))
+        places = self._book.places(entries)
         return _Plan(
             counter_slots=np.array([slot for slot, _ in counters], dtype=np.intp),
-            counter_places=self._book.places(entries),
+            counter_places=places,
             gauge_slots=np.array([slot for slot, *_ in gauges], dtype=np.intp),
             gauge_scales=np.array([scale for *_, scale in gauges], dtype=np.float64),
             gauge_groups=[group for _, group, _ in gauges],
             gauge_signals=frozenset(group.signal for _, group, _ in gauges),
+            gauge_engines=[
+                layout.series[slot].labels.get(self._watch.label, "") if self._watch else "" for slot, *_ in gauges
+            ],
+            gauge_largest=[self.system.signals[group.signal].combined_by == "max" for _, group, _ in gauges],
             counter_signals=frozenset(entry.group.signal for entry in entries),
+            counted=_counted(self.system, sources, entries, places),
             start_slot=start_slot,
             infos=dict(infos),
         )
@@ -250,20 +308,31 @@ class SignalStore:
         return tuple(sorted(found))
 
 
-def _choose_sources(system: System, layout: Layout) -> dict[str, list[tuple[str, Signal, Family]]]:
-    """Sample name → the signals that are read from it, each from the first of its sources that is there."""
-    present = {series.name for series in layout.series}
+def _by_sample_name(
+    system: System, sources: Mapping[str, Source | None]
+) -> Mapping[str, Sequence[tuple[str, Signal, Family]]]:
+    """Sample name → the signals that are read from it."""
     taken: dict[str, list[tuple[str, Signal, Family]]] = defaultdict(list)
-    for name, signal in system.signals.items():
-        source = next((source for source in signal.sources if _is_present(signal, source, present)), None)
+    for name, source in sources.items():
+        signal = system.signals[name]
         for family in source.families if source else ():
             for sample_name in family.sample_names(signal.kind):
                 taken[sample_name].append((name, signal, family))
     return taken
 
 
-def _is_present(signal: Signal, source: Source, present: set[str]) -> bool:
-    return any(family.marker(signal.kind) in present for family in source.families if not family.beside)
+def _counted(
+    system: System, sources: Mapping[str, Source | None], entries: Sequence[Entry], places: Indices
+) -> dict[str, _Counted]:
+    found = {}
+    for name, source in sources.items():
+        if source is None or len(system.signals[name].sources) < 2:
+            continue
+        own = [position for position, entry in enumerate(entries) if entry.group.signal == name]
+        countable = [position for position in own if entries[position].group.part in ("value", "range", "count")]
+        if own:
+            found[name] = _Counted(source, places[own], places[countable])
+    return found
 
 
 def _counter_group(name: str, signal: Signal, family: Family, series: Series, labels: LabelSet) -> tuple[Group, float]:
@@ -301,11 +370,28 @@ def _model_name(told: str, configured: str) -> str:
     return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", "./", "~")) else told
 
 
-def _sum_gauges(plan: _Plan, values: Vector) -> dict[Group, float]:
-    """Gauges by group; a series that isn't a number is unknown and left out."""
+def _gauges(plan: _Plan, values: Vector, frozen: Collection[str]) -> dict[Group, float]:
+    """Gauges by group; a series that isn't a number is unknown and left out, and so are those of frozen engines."""
     gauges: dict[Group, float] = {}
-    scaled = values[plan.gauge_slots] * plan.gauge_scales
-    for group, value in zip(plan.gauge_groups, scaled.tolist(), strict=True):
-        if math.isfinite(value):
-            gauges[group] = gauges.get(group, 0.0) + value
+    scaled = (values[plan.gauge_slots] * plan.gauge_scales).tolist()
+    for group, value, engine, largest in zip(
+        plan.gauge_groups, scaled, plan.gauge_engines, plan.gauge_largest, strict=True
+    ):
+        if math.isfinite(value) and not (frozen and engine in frozen):
+            known = gauges.get(group)
+            gauges[group] = value if known is None else max(known, value) if largest else known + value
     return gauges
+
+
+def _without(infos: Mapping[str, Sequence[Mapping[str, str]]], engines: Collection[str]) -> dict[str, Any]:
+    return {name: [info for info in every if info.get("engine") not in engines] for name, every in infos.items()}
+
+
+def _frozen_engines(system: System) -> FrozenEngines | None:
+    running = system.signals.get("running_requests")
+    engine = running.labels.get("engine") if running else None
+    if system.frozen_after_seconds is None or engine is None or engine.source is None:
+        return None
+    counting = [system.signals[name] for name in ("running_requests", "waiting_requests") if name in system.signals]
+    busy = {family.name for signal in counting for source in signal.sources for family in source.families}
+    return FrozenEngines(engine.source, busy, system.frozen_after_seconds)

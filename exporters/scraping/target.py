@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from exporters.caches.kv_events import KvEventSource
 from exporters.catalogue import Catalogue, System
 from exporters.config import ExporterConfig, TargetConfig
+from exporters.departed import Departed
 from exporters.scraping.derive import TargetNumbers, derive_target, loads
-from exporters.scraping.exposition import ExpositionReader, metric_names
+from exporters.scraping.exposition import ExpositionReader, line_breaks, metric_names
 from exporters.scraping.quality import ranks_seen
 from exporters.scraping.scrape import Scrape
 from exporters.scraping.signals import SignalStore
@@ -35,7 +35,8 @@ class ScrapeHealth:
 class Target:
     """State of one target. Clock values come from outside; nothing here does I/O.
 
-    `on_end` is given the signals of a system that is no longer what runs at the target's address.
+    `departed` is given the signals of a system that is no longer what runs at the target's address, and gives them back
+    if it is again.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Target:
         config: TargetConfig,
         settings: ExporterConfig,
         catalogue: Catalogue,
-        on_end: Callable[[SignalStore], None] | None = None,
+        departed: Departed | None = None,
     ) -> None:
         self.config = config
         self.settings = settings
@@ -52,12 +53,14 @@ class Target:
         """Why there are no fresh numbers; empty when there are."""
         self.detail = "no scrape has ended yet"
         self.version = ""
+        self.gone = False
+        """It is no target any more, though a scrape of it may be under way."""
         self.kv_events: KvEventSource | None = None
         self.record_flags: dict[str, bool] = {}
         """What its request records make doubtful; empty for targets without."""
         self.loads = LoadWindow(settings.window_seconds)
         self._catalogue = catalogue
-        self._on_end = on_end
+        self._departed = departed
         self._forced = catalogue.get(config.system) if config.system else None
         self._lines = 0
         """Of the last text that was looked at for what it is."""
@@ -103,6 +106,8 @@ class Target:
     def flags(self, now_seconds: float) -> dict[str, bool]:
         """Why its numbers may mislead: from the numbers, the scrapes and the KV events."""
         flags = {"stale": self.stale(now_seconds), **self.record_flags}
+        if self.config.url.startswith("https://"):
+            flags["tls_unverified"] = self.config.tls_unverified
         if self.numbers:
             flags |= self.numbers.flags
             flags["malformed_lines"] = self.health.malformed_lines > 0
@@ -125,12 +130,11 @@ class Target:
             return
         self.health.body_bytes = len(scrape.body)
         most_lines = self.settings.limits.lines
-        lines = scrape.body.count(b"\n")
-        if lines > most_lines:
+        if len(scrape.body) > most_lines and line_breaks(scrape.body) > most_lines:
             self.fail("too_many_lines", f"more than limits.lines, {most_lines}")
             return
-        reading = self._reader.read(scrape.body) if self._reader and self._is_still(scrape.body, lines) else None
-        if reading is None or not len(reading.values):
+        reading = self._reader.read(scrape.body) if self._reader else None
+        if reading is None or not len(reading.values) or not self._is_still(scrape.body, reading.line_breaks):
             if not self._recognise(scrape.body):
                 return
             assert self._reader is not None
@@ -150,8 +154,8 @@ class Target:
 
     def end(self) -> None:
         """What runs at the address now, if anything, is not what ran there before."""
-        if self._store is not None and self._on_end is not None:
-            self._on_end(self._store)
+        if self._store is not None and self._departed is not None:
+            self._departed.take(self._store, self.config.url)
         self._store = self._numbers = None
 
     def _is_still(self, body: bytes, lines: int) -> bool:
@@ -175,8 +179,9 @@ class Target:
             self.end()
             limits = self.settings.limits
             self._reader = ExpositionReader(system.wanted_names(), limits.samples, limits.label_value_bytes)
-            self._store = SignalStore(
-                system, self.settings.window_seconds, self.settings.limits.label_values, self.config.model or ""
+            before = self._departed.back(self.config.url, system) if self._departed else None
+            self._store = before or SignalStore(
+                system, self.settings.window_seconds, limits.label_values, self.config.model or ""
             )
             self.loads.clear()
         self.version = system.version(names)

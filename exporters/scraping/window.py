@@ -44,6 +44,9 @@ class CounterBank:
         Values that no counter can have (NaN, infinite, negative) leave a series as it was.
         """
         shown = self._shown[places]
+        if not restarted and ((values >= shown) & (values < np.inf)).all():  # as nearly always; NaN is neither
+            self._shown[places] = values
+            return False
         valid = np.isfinite(values) & (values >= 0)
         reset = valid & ((values < shown) | (restarted & (shown > 0)))
         any_reset = bool(reset.any())
@@ -51,6 +54,16 @@ class CounterBank:
             self._before_resets[places[reset]] += shown[reset]
         self._shown[places] = np.where(valid, values, shown)
         return any_reset
+
+    def shown(self, places: Indices) -> Vector:
+        """What these series show now."""
+        return self._shown[places]
+
+    def retire(self, places: Indices, *, keep: bool) -> None:
+        """These series are read no more. What they showed is kept, as after a reset, or is part of other series now."""
+        if keep:
+            self._before_resets[places] += self._shown[places]
+        self._shown[places] = 0.0
 
     def totals(self) -> Vector:
         return self._shown + self._before_resets
@@ -128,4 +141,4 @@ class LoadWindow:
         if not self._samples:
             return {}
         present = self._samples[-1][1]
-        return {name: fmean(loads[name] for _, loads in self._samples if name in loads) for name in present}
+        return {name: fmean([loads[name] for _, loads in self._samples if name in loads]) for name in present}

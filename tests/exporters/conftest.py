@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,6 +16,7 @@ from exporters.scraping.exposition import ExpositionReader
 from exporters.scraping.scrape import Scrape
 from exporters.scraping.signals import SignalStore
 from exporters.scraping.target import Target
+from tests.exporters.probing import Endpoint, MakeProbes, Probes, Serve
 
 Feed = Callable[..., SignalStore]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -89,3 +91,39 @@ def _page(body: bytes) -> Handler:
         return web.Response(body=body, content_type="text/plain")
 
     return handler
+
+
+@pytest.fixture
+async def probes(request: pytest.FixtureRequest) -> AsyncIterator[MakeProbes]:
+    """Every test's prompts are its own: an engine that several tests share must not know them."""
+    made: list[Probes] = []
+
+    def make(url: str, **config: Any) -> Probes:
+        made.append(Probes(url, seed=request.node.nodeid, **config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.prober.stop()
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts an endpoint that answers completions as it likes."""
+    runners: list[web.AppRunner] = []
+
+    async def start(answer: Endpoint) -> str:
+        async def models(_: web.Request) -> web.Response:
+            return web.json_response({"data": [{"id": "m"}]})
+
+        app = web.Application()
+        app.add_routes([web.post("/v1/completions", answer), web.get("/v1/models", models)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()

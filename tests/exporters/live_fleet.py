@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -53,11 +53,22 @@ def _named(app: int, name: str) -> NamedPrefix:
 class LiveFleet:
     """So many workers; `sessions` are spread over them after the openings of six applications."""
 
-    def __init__(self, workers: int = 8, sessions: int = 400, *, kv_events: bool = True, seed: int = 1) -> None:
+    def __init__(
+        self,
+        workers: int = 8,
+        sessions: int = 400,
+        *,
+        kv_events: bool = True,
+        seed: int = 1,
+        called: Sequence[str] = (),
+        prefixes: Sequence[str] = APPS[:4],
+    ) -> None:
+        """`called` are names of the first workers, instead of w0, w1 and so on."""
         self.rng = random.Random(seed)
         urls = [f"http://10.0.{k // 250}.{k % 250}:8000" for k in range(workers)]
-        targets = tuple(TargetConfig(name=f"w{k}", url=url) for k, url in enumerate(urls))
-        named = tuple(_named(app, name) for app, name in enumerate(APPS[:4]))
+        all_called = [*called, *(f"w{k}" for k in range(len(called), workers))]
+        targets = tuple(TargetConfig(name=name, url=url) for name, url in zip(all_called, urls, strict=True))
+        named = tuple(_named(app, name) for app, name in enumerate(prefixes))
         self.exporter = Exporter(
             ExporterConfig(targets=targets, prefixes=named, prefix_secret=SecretStr("one key"), interval_seconds=3600.0)
         )

@@ -8,6 +8,7 @@ import pytest
 
 from exporters.catalogue import parse_system, shipped_catalogue
 from exporters.config import ExporterConfig, TargetConfig
+from exporters.scraping.derive import derive_target
 from exporters.scraping.exposition import ExpositionReader
 from exporters.scraping.scrape import Scrape
 from exporters.scraping.signals import SignalStore
@@ -77,3 +78,19 @@ signals:
     page = b'ucm_shards_total{model="a"} 800\nucm_shards_total{model="b"} 100\n'
     store.apply(ExpositionReader(system.wanted_names()).read(page), 0.0)
     assert store.totals_by("stored_blocks", "model") == {("a",): 100.0, ("b",): 100.0}
+
+
+def test_cache_usages_of_two_models_in_one_process_are_not_added(feed: Feed) -> None:
+    """Two models, both in an engine called 0: each has a cache of its own."""
+    usage = 'vllm:kv_cache_usage_perc{{engine="0",model_name="{}"}} {}\n'
+    numbers = derive_target(feed(usage.format("a", 0.25) + usage.format("b", 0.75)))
+    assert (numbers.kv_usage_max_ratio, numbers.kv_usage_mean_ratio) == (0.75, 0.5)
+
+
+def test_ratios_and_sizes_that_several_series_repeat_are_not_added(feed: Feed) -> None:
+    """What tells these series apart is no canonical label."""
+    usage = 'trtllm_kv_cache_utilization{{model_name="m",rank="{}"}} {}\n'
+    size = 'trtllm_kv_cache_tokens_per_block{{rank="{}"}} 64\n'
+    page = usage.format(0, 0.5) + usage.format(1, 0.625) + size.format(0) + size.format(1)
+    numbers = derive_target(feed(page, system="tensorrt-llm"))
+    assert (numbers.kv_usage_max_ratio, numbers.block_size_tokens) == (0.625, 64.0)

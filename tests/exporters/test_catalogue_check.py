@@ -190,6 +190,38 @@ def test_the_command(tmp_path: Path) -> None:
     assert (document["schema"], document["ok"], document["unused"]) == (1, False, {"our_power_watts": "gauge"})
 
 
+def test_names_are_shown_whole_on_a_narrow_terminal(tmp_path: Path, capture: Capture) -> None:
+    (tmp_path / "page.txt").write_bytes(capture("vllm_0.32.0"))
+    shown = CliRunner().invoke(
+        app, ["exporter", "catalogue", "check", "vllm", "--against", str(tmp_path / "page.txt")], env={"COLUMNS": "40"}
+    )
+    assert shown.exit_code == 0
+    (line,) = [line for line in shown.output.splitlines() if line.startswith("prefix_hit_tokens")]
+    assert line.split() == [
+        "prefix_hit_tokens",
+        "counter",
+        "tokens",
+        "5",
+        "59616",
+        "vllm:prompt_tokens_cached_by_source_total",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "said"), [(b"", "it is empty"), (b"[]", r"it begins '\[\]'"), (b"<html>", "begins '<html>'")]
+)
+def test_a_page_that_is_none(tmp_path: Path, page: bytes, said: str) -> None:
+    """vllm-project/aibrix#2004 (EM23): an engine may serve a JSON list where its metrics were expected."""
+    (tmp_path / "page").write_bytes(page)
+    with pytest.raises(ExporterError, match=f"--against .*page: not a metrics page: .*{said}"):
+        run_check("vllm", tmp_path / "page", Console(), as_json=False)
+
+
+def test_a_system_that_nobody_knows(tmp_path: Path) -> None:
+    with pytest.raises(ExporterError, match=r"nope: no such file, and no system of this name; known: .*vllm"):
+        run_check("nope", tmp_path, Console(), as_json=False)
+
+
 @pytest.mark.parametrize("page", [None, gzip.compress(PAGE)[:-20], b"\x1f\x8bnonsense"])
 def test_a_page_that_cant_be_read(tmp_path: Path, page: bytes | None) -> None:
     if page is not None:

@@ -12,8 +12,9 @@ import dns.message
 import dns.rcode
 import dns.rrset
 import pytest
+from pydantic import ValidationError
 
-from exporters.discovery.config import DnsSdConfig
+from exporters.discovery.config import DnsSdConfig, split_nameserver
 from exporters.discovery.dns import DnsDiscovery
 from exporters.discovery.provider import Found
 
@@ -99,3 +100,24 @@ async def test_a_name_that_is_gone_has_no_targets_and_one_that_fails_keeps_its_l
 async def test_a_name_with_records_of_another_type_has_no_targets(zone: Zone) -> None:
     zone.records["vllm.test.", "A"] = []
     assert await discovery(zone, "vllm.test", type="A", port=1).fetch() == Found([])
+
+
+@pytest.mark.parametrize(
+    ("server", "found"),
+    [
+        ("10.0.0.2", ("10.0.0.2", 53)),
+        ("10.0.0.2:5353", ("10.0.0.2", 5353)),
+        ("::1", ("::1", 53)),
+        ("[::1]:5353", ("::1", 5353)),
+    ],
+)
+def test_a_server_to_ask_is_an_address(server: str, found: tuple[str, int]) -> None:
+    assert split_nameserver(server) == found
+
+
+@pytest.mark.parametrize(
+    "server", ["dns.internal:53", "10.0.0.2:", "10.0.0.2:x", "10.0.0.2:0", "[::1]", "", "10.0.0.2:70000"]
+)
+def test_a_server_that_is_none_is_refused_when_the_file_is_read(server: str) -> None:
+    with pytest.raises(ValidationError, match=r"is not the IP address of a DNS server such as 10\.0\.0\.2:53"):
+        DnsSdConfig(names=("x",), type="A", port=1, nameservers=(server,))

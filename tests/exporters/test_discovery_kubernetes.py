@@ -137,13 +137,13 @@ async def names(discovery: KubernetesDiscovery) -> list[str]:
 
 
 async def changed(discovery: KubernetesDiscovery) -> None:
-    await asyncio.wait_for(discovery.changed(), 5)
+    await asyncio.wait_for(discovery.changed(), 20)
 
 
 async def test_pods_are_listed_by_label_then_watched(api: ApiServer, discovery: KubernetesDiscovery) -> None:
     api.pods["a"] = pod("a")
     assert await names(discovery) == ["a"]
-    await asyncio.wait_for(api.watched.wait(), 5)
+    await asyncio.wait_for(api.watched.wait(), 20)
     await api.send("ADDED", pod("b", "10.0.0.2"))
     await changed(discovery)
     assert await names(discovery) == ["a", "b"]
@@ -158,7 +158,7 @@ async def test_pods_are_listed_by_label_then_watched(api: ApiServer, discovery: 
 async def test_a_version_that_is_too_old_is_listed_anew(api: ApiServer, discovery: KubernetesDiscovery) -> None:
     api.pods["a"] = pod("a")
     await discovery.fetch()
-    await asyncio.wait_for(api.watched.wait(), 5)
+    await asyncio.wait_for(api.watched.wait(), 20)
     api.pods["b"] = pod("b")
     await api.send("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
     await changed(discovery)
@@ -169,7 +169,7 @@ async def test_a_version_that_is_too_old_is_listed_anew(api: ApiServer, discover
 async def test_a_lost_connection_is_listed_anew(api: ApiServer, discovery: KubernetesDiscovery) -> None:
     api.pods["a"] = pod("a")
     await discovery.fetch()
-    await asyncio.wait_for(api.watched.wait(), 5)
+    await asyncio.wait_for(api.watched.wait(), 20)
     api.pods["b"] = pod("b")
     await api.drop_watches()
     await changed(discovery)

@@ -53,6 +53,40 @@ def test_evictions_in_the_unit_that_a_store_counts_in(capture: Capture, make_tar
     assert not any(line.startswith("prefixwatch_kv_blocks_evicted_total{") for line in lines)
 
 
+def test_what_a_kv_store_holds_of_what_it_is_asked_for(make_target: MakeTarget) -> None:
+    """LMCache/LMCache#4962 (EM29): of the 1,000 that the store was asked for it held 600, 0.75 and 0.25 of them by
+    tier; the engine's 2,000 of 4,000 are another tier and another denominator."""
+    lookups = {"requested": 1000, "hit_l1": 450, "hit_l2": 150, "hit": 600}
+    store = "".join(f"lmcache_mp_lookup_{name}_tokens_total {count}\n" for name, count in lookups.items())
+    engine = "vllm:prefix_cache_hits_total 2000\nvllm:prefix_cache_queries_total 4000\n"
+    objects = "master_allocated_bytes 1\nmaster_total_capacity_bytes 2\ntotal_get_nums_ 9\nvalid_get_nums_ 6\n"
+    lines = page(make_target("lm", store), make_target("e", engine), make_target("mc", objects))
+    told = [
+        line.removeprefix("prefixwatch_") for line in lines if "_tokens_total{" in line or "_objects_total{" in line
+    ]
+    assert told == [
+        'prefix_hit_tokens_total{model="",target="e",tier="gpu"} 2000.0',
+        'prefix_query_tokens_total{model="",target="e"} 4000.0',
+        'kv_store_query_objects_total{target="mc"} 9.0',
+        'kv_store_hit_objects_total{target="mc"} 6.0',
+        'kv_store_query_tokens_total{model="",target="lm"} 1000.0',
+        'kv_store_hit_tokens_total{model="",target="lm",tier="cpu"} 450.0',
+        'kv_store_hit_tokens_total{model="",target="lm",tier="l2"} 150.0',
+    ]
+
+
+def test_a_target_that_is_down_repeats_no_number_of_its_own(capture: Capture, make_target: MakeTarget) -> None:
+    """vllm-project/vllm#49983 (EM17): last good values are not shown as fresh; sums over the fleet stay."""
+    up, down = (make_target("e0", capture("vllm_0.32.0").decode(), *failed) for failed in ((), ("http_500",)))
+    own = ("preemptions_total", "kv_block_lifetime_seconds_count", "kv_usage_ratio", "prefix_hit_tokens_total")
+    for family in own:
+        assert any(line.startswith(f"prefixwatch_{family}{{") for line in page(up))
+        assert not any(line.startswith(f"prefixwatch_{family}{{") for line in page(down))
+    assert "prefixwatch_prefill_wait_seconds_count 59.0" in page(down)
+    gpus = make_target("node", 'DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0"} 5000\n', "timeout")
+    assert not any("gpu_energy_joules" in line for line in page(gpus))
+
+
 def test_waits_of_engines_are_added_up(make_target: MakeTarget) -> None:
     bounds = ("0.3", "1.0", "+Inf")
     lines = page(make_target("a", queue(bounds, (8, 9, 10), 4.0)), make_target("b", queue(bounds, (1, 2, 10), 30.0)))

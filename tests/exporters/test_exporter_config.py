@@ -42,6 +42,7 @@ def test_kv_events_go_to_the_named_target_or_in_order() -> None:
         (["a=h:1"], ["c=tcp://h:5557"], "no target is called 'c'"),
         (["a=h:1"], ["tcp://h:1", "tcp://h:2"], "only 1 targets"),
         (["a=h:1"], ["h:5557"], "not a ZMQ endpoint"),
+        (["a=h:1"], ["tcp://h"], "not a ZMQ endpoint"),
     ],
 )
 def test_wrong_flags_are_named(targets: list[str], kv_events: list[str], message: str) -> None:

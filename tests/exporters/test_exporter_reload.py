@@ -125,9 +125,9 @@ async def test_sighup_reloads(file: File, serve_pages: ServePages) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[str] = loop.create_future()
     serving = asyncio.create_task(serve(file.load(), ready.set_result, load))
-    await asyncio.wait_for(ready, 5)
+    await asyncio.wait_for(ready, 20)
     os.kill(os.getpid(), signal.SIGHUP)
-    await asyncio.wait_for(reloaded.wait(), 5)
+    await asyncio.wait_for(reloaded.wait(), 20)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
 

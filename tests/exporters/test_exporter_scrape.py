@@ -22,11 +22,14 @@ Capture = Callable[[str], bytes]
 
 LIMIT_BYTES = 100_000
 TIMEOUT_SECONDS = 0.3
+"""For targets that hang."""
+PATIENT_SECONDS = 20.0
+"""For all others, whom a busy machine may make slow."""
 
 
 @pytest.fixture
 async def scraper() -> AsyncIterator[Scraper]:
-    one = Scraper(TIMEOUT_SECONDS, LIMIT_BYTES)
+    one = Scraper(PATIENT_SECONDS, LIMIT_BYTES)
     yield one
     await one.close()
 
@@ -83,8 +86,6 @@ async def says_gzip(_: web.Request) -> web.StreamResponse:
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
-        (stalls, "timeout"),
-        (trickles, "timeout"),
         (fails, "http_500"),
         (is_huge, "too_large"),
         (b"load 1\n" * LIMIT_BYTES, "too_large"),
@@ -100,7 +101,32 @@ async def test_a_fault_has_its_name(
 ) -> None:
     scrape = await scraper.fetch(await serve_pages({"/metrics": page}) + "/metrics")
     assert (scrape.reason, scrape.body) == (reason, None)
-    assert scrape.seconds < 3 * TIMEOUT_SECONDS
+
+
+@pytest.mark.parametrize("page", [stalls, trickles])
+async def test_a_page_without_end_ends_at_the_timeout(scraper: Scraper, serve_pages: ServePages, page: Handler) -> None:
+    scraper.configure(TIMEOUT_SECONDS, LIMIT_BYTES)
+    scrape = await scraper.fetch(await serve_pages({"/metrics": page}) + "/metrics")
+    assert (scrape.reason, scrape.body) == ("timeout", None)
+    assert TIMEOUT_SECONDS <= scrape.seconds < PATIENT_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[]", "JSON, not metrics: the text may be at another path, TensorRT-LLM's at /prometheus/metrics"),
+        (b'{"error": 1}', "JSON, not metrics"),
+        (b"<!DOCTYPE html><html></html>", "HTML or XML, not metrics: a login page, or another path"),
+        (b"hello", "no line has the form of a sample; it begins b'hello'"),
+    ],
+)
+async def test_what_is_no_metrics_page_is_called_what_it_is(
+    scraper: Scraper, serve_pages: ServePages, body: bytes, said: str
+) -> None:
+    """vllm-project/aibrix#2004 (EM23): a JSON list on /metrics is no data, and the remedy is said."""
+    scrape = await scraper.fetch(await serve_pages({"/metrics": body}) + "/metrics")
+    assert (scrape.reason, scrape.body) == ("not_metrics", None)
+    assert scrape.detail.startswith(said)
 
 
 async def test_nobody_listening_is_refused(scraper: Scraper) -> None:
@@ -132,9 +158,7 @@ async def test_faulty_targets_leave_the_others_right(serve_pages: ServePages, ca
     targets = tuple(TargetConfig(name=path[1:], url=url + path) for path in pages)
     refused = TargetConfig(name="refused", url=f"http://127.0.0.1:{free_port()}")
     text, failed = await once(
-        ExporterConfig(
-            targets=(*targets, refused), timeout_seconds=TIMEOUT_SECONDS, limits=Limits(body_bytes=LIMIT_BYTES)
-        )
+        ExporterConfig(targets=(*targets, refused), timeout_seconds=2.0, limits=Limits(body_bytes=LIMIT_BYTES))
     )
     assert 'prefixwatch_prefix_hit_tokens_total{model="tiny",target="a",tier="gpu"} 59616.0' in text
     assert 'prefixwatch_prefix_hit_tokens_total{model="tiny",target="b",tier="gpu"} 2944.0' in text
@@ -185,7 +209,7 @@ async def test_a_stalled_target_has_one_scrape_in_flight_and_the_others_keep_the
     await exporter.open()
     exporter.keep_scraping()
     try:
-        await asyncio.wait_for(enough.wait(), 5)
+        await asyncio.wait_for(enough.wait(), 20)
     finally:
         await exporter.close()
         slow.close()

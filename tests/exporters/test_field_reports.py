@@ -41,17 +41,20 @@ REPORTS: Mapping[str, tuple[str, ...]] = {
         "exporters/test_vllm_signals.py::test_a_usage_gauge_under_no_known_name_is_absent_and_flagged",
     ),
     "EM09": ("exporters/test_vllm_signals.py::test_neither_created_gauges_nor_deprecated_twins_are_added",),
-    "EM11": ("exporters/test_engine_captures.py::test_both_spellings_of_sglang_are_one",),
+    "EM11": ("exporters/test_engine_names.py::test_both_spellings_of_sglang_are_one",),
     "EM12": (
-        "exporters/test_engine_captures.py::test_both_spellings_of_sglang_are_one",
-        "exporters/test_engine_captures.py::test_a_fleet_of_mixed_releases_shows_all_its_engines",
+        "exporters/test_engine_names.py::test_both_spellings_of_sglang_are_one",
+        "exporters/test_engine_names.py::test_a_fleet_of_mixed_releases_shows_all_its_engines",
     ),
     "EM14": ("exporters/test_quality.py::test_a_gauge_of_the_last_rank_alone_is_flagged",),
     "EM15": (
         "exporters/test_vllm_signals.py::test_engines_of_one_endpoint_are_summed_and_kept_apart",
         "exporters/test_exporter_fleet.py::test_hotspots_inside_one_endpoint",
     ),
-    "EM17": ("exporters/test_target_faults.py",),
+    "EM17": (
+        "exporters/test_target_faults.py",
+        "exporters/test_engine_text.py::test_a_target_that_is_down_repeats_no_number_of_its_own",
+    ),
     "EM18": (
         "exporters/test_exporter_scrape.py::test_faulty_targets_leave_the_others_right",
         "exporters/test_exporter_scrape.py::"
@@ -63,11 +66,19 @@ REPORTS: Mapping[str, tuple[str, ...]] = {
     "EM23": (
         "exporters/test_canonical_labels.py::test_a_model_that_a_system_doesnt_know_is_the_configured_one",
         "exporters/test_target_faults.py",
+        "exporters/test_exporter_scrape.py::test_what_is_no_metrics_page_is_called_what_it_is",
     ),
     "EM25": ("exporters/test_canonical_labels.py::test_a_model_by_its_path_is_the_model_by_its_name",),
-    "EM27": ("exporters/test_engine_captures.py::test_lmcaches_live_counter_is_read_and_the_dead_one_flagged",),
-    "EM29": ("exporters/test_engine_captures.py::test_lmcaches_tiers_add_up_and_stay_out_of_the_engines_ratio",),
-    "EM31": ("exporters/test_exporter_fleet.py::test_a_target_that_failed_has_no_load_and_no_frozen_numbers",),
+    "EM27": ("exporters/test_cache_captures.py::test_lmcaches_live_counter_is_read_and_the_dead_one_flagged",),
+    "EM29": (
+        "exporters/test_cache_captures.py::test_lmcaches_tiers_add_up_and_stay_out_of_the_engines_ratio",
+        "exporters/test_engine_text.py::test_what_a_kv_store_holds_of_what_it_is_asked_for",
+    ),
+    "EM31": (
+        "exporters/test_engine_names.py::test_a_replica_that_ray_shows_though_it_exited_has_no_requests_any_more",
+        "exporters/test_exporter_fleet.py::test_a_target_that_failed_has_no_load_and_no_frozen_numbers",
+        "exporters/test_kv_events.py::test_what_an_engine_that_is_cut_off_holds_is_unknown",
+    ),
     "EM32": (
         "exporters/test_histogram.py::test_different_bounds_are_added_only_where_both_have_one",
         "exporters/test_engine_text.py::test_waits_with_different_bounds_are_added_where_they_meet_and_say_so",
@@ -77,8 +88,8 @@ REPORTS: Mapping[str, tuple[str, ...]] = {
     "EM40": ("exporters/test_target_authentication.py",),
     "EM41": ("exporters/test_vllm_signals.py::test_usage_stays_a_ratio_however_small",),
     "EM43": (
-        "exporters/test_engine_captures.py::test_tensorrt_llms_hit_ratio_is_of_tokens",
-        "exporters/test_engine_captures.py::test_mooncakes_objects_never_enter_a_token_ratio",
+        "exporters/test_engine_names.py::test_tensorrt_llms_hit_ratio_is_of_tokens",
+        "exporters/test_cache_captures.py::test_mooncakes_objects_never_enter_a_token_ratio",
         "exporters/test_engine_captures.py::test_no_system_reads_a_gauge_of_a_ratio_as_tokens",
     ),
     "EM45": (
@@ -115,7 +126,11 @@ REPORTS: Mapping[str, tuple[str, ...]] = {
     "RT43": ("router/test_affinity.py",),  # affinity that is given up, by the router's reason
     "RT44": ("router/test_policies.py",),
     "SL20": ("exporters/test_request_ledger.py",),  # refused requests are bad ones
-    "IS08": ("exporters/test_request_ledger.py::test_a_salt_for_each_request_shows_as_a_tenant_that_never_hits",),
+    "IS08": (
+        "exporters/test_isolation_cost.py::test_ten_tenants_salts_make_54_000_of_60_000_tokens_copies",
+        "exporters/test_isolation_cost.py::test_what_salts_cost_an_engine_is_what_it_hits_without_them",
+        "exporters/test_request_ledger.py::test_a_salt_for_each_request_shows_as_a_tenant_that_never_hits",
+    ),
     "SL05": (
         "exporters/test_request_ledger.py::"
         "test_counters_begin_at_0_when_records_are_read_so_that_the_first_bad_one_is_an_increase",
@@ -128,29 +143,32 @@ TRAPS: Mapping[int, tuple[str, ...]] = {
         "exporters/test_router_captures.py::test_a_duration_that_ends_at_the_headers_is_no_latency",
         "peers/test_exporter_peers.py::test_a_routers_placements_are_the_requests_that_arrived",
     ),
-    2: ("exporters/test_captures.py::test_the_router_is_blind_while_the_engines_hit",),
+    2: (
+        "exporters/test_captures.py::test_the_router_is_blind_while_the_engines_hit",
+        "exporters/test_router_tokens.py::test_a_router_that_a_salt_blinds_expects_nothing_of_all_that_is_delivered",
+    ),
     3: ("exporters/test_router_captures.py::test_dynamos_three_hit_rates_are_told_apart",),
     4: ("exporters/test_captures.py::test_worker_ids_of_two_spellings_are_never_joined",),
     5: (
-        "exporters/test_engine_captures.py::test_tgi_has_queues_and_no_prefix_cache",
-        "exporters/test_engine_captures.py::test_vllm_under_ray_is_counted_once_and_by_worker",
-        "exporters/test_engine_captures.py::test_mooncakes_master_counts_objects_and_bytes",
+        "exporters/test_engine_names.py::test_tgi_has_queues_and_no_prefix_cache",
+        "exporters/test_engine_names.py::test_vllm_under_ray_is_counted_once_and_by_worker",
+        "exporters/test_cache_captures.py::test_mooncakes_master_counts_objects_and_bytes",
     ),
     6: ("exporters/test_router_captures.py::test_a_router_that_repeats_vllm_names_is_no_engine_of_the_fleet",),
     7: (
         "exporters/test_engine_captures.py::test_a_dynamo_worker_in_tensorrt_llms_dress",
-        "exporters/test_engine_captures.py::test_sglangs_cached_tokens_by_where_they_were",
-        "exporters/test_engine_captures.py::test_sglangs_older_names",
+        "exporters/test_engine_names.py::test_sglangs_cached_tokens_by_where_they_were",
+        "exporters/test_engine_names.py::test_sglangs_older_names",
         "exporters/test_source_only_systems.py::test_sglangs_router_before_its_rename",
     ),
     8: (
         "exporters/test_engine_captures.py::test_a_dynamo_worker_in_sglangs_dress",
         "exporters/test_engine_captures.py::test_a_worker_is_its_engine_once_the_engines_names_show_up",
-        "exporters/test_engine_captures.py::test_lmcaches_idle_server_has_no_hits_yet",
+        "exporters/test_cache_captures.py::test_lmcaches_idle_server_has_no_hits_yet",
     ),
     9: (
         "exporters/test_captures.py::test_nothing_of_a_captured_page_looks_like_another_unit",
-        "exporters/test_engine_captures.py::test_sglangs_transfer_times_become_seconds",
+        "exporters/test_engine_names.py::test_sglangs_transfer_times_become_seconds",
         "exporters/test_source_only_systems.py::test_mooncakes_client_counts_in_microseconds",
         "exporters/test_source_only_systems.py::test_sglangs_megabytes_are_bytes_and_ranks_are_not_added",
         "exporters/test_source_only_systems.py::test_dcgms_percent_mebibytes_and_millijoules",

@@ -58,6 +58,30 @@ def test_evictions_are_exported_when_known_and_absent_otherwise(make_target: Cal
         assert line in page
 
 
+def test_what_an_engine_that_is_cut_off_holds_is_unknown(make_target: Callable[..., Target]) -> None:
+    """ray-project/ray#65892 (EM31): no frozen gauge; what was counted stays."""
+    target = make_target("a", "vllm:num_requests_running 0\n", "refused")
+    target.kv_events = Source(KvEventCounts(7, 2, 100, 3, 0.01, connected=False))
+    page = render([target])[0].decode()
+    assert "prefixwatch_kv_blocks_resident{" not in page
+    assert 'prefixwatch_kv_blocks_evicted_total{target="a"} 7.0' in page
+    assert 'prefixwatch_data_quality{flag="stale_index",target="a"} 1.0' in page
+
+
+def test_block_lifetimes_are_those_of_the_events_where_there_are_any(make_target: Callable[..., Target]) -> None:
+    """vLLM's own are of a sample: never beside them, and not lost where another target has events."""
+    name = "vllm:kv_block_lifetime_seconds"
+    text = f'vllm:num_requests_running 0\n{name}_bucket{{le="+Inf"}} 5\n{name}_sum 1\n{name}_count 5\n'
+    heard, unheard = make_target("heard", text), make_target("unheard", text)
+    heard.kv_events = Source(KvEventCounts(7, 0, 9, 0, 0.0, lifetimes=[0] * 9 + [7], lifetimes_sum_seconds=9.0))
+    lines = render([heard, unheard])[0].decode().splitlines()
+    counts = [line for line in lines if line.startswith("prefixwatch_kv_block_lifetime_seconds_count")]
+    assert counts == [
+        'prefixwatch_kv_block_lifetime_seconds_count{target="heard"} 7.0',
+        'prefixwatch_kv_block_lifetime_seconds_count{target="unheard"} 5.0',
+    ]
+
+
 @pytest.mark.parametrize(
     ("told", "flag"),
     [

@@ -204,6 +204,15 @@ def test_a_fleet_without_targets_or_requests_says_what_to_do() -> None:
         assert card(view, name).state == NEUTRAL
     assert view.objectives[0].good.text == "–"
     assert view.alarms == []
+    assert view.uncertain == ["Targets up: not known"]
+
+
+async def test_before_the_first_scrape_the_page_does_not_say_that_all_is_well(http: aiohttp.ClientSession) -> None:
+    async with LiveFleet(workers=3, sessions=0).serving() as address, http.get(address) as answer:
+        page = await answer.text()
+
+    assert "! 1 thing is in doubt</strong> Targets up: 0 of 3" in page
+    assert "Nothing stands out" not in page
 
 
 def test_what_is_down_hot_or_missed_stands_out(make_target: MakeTarget) -> None:

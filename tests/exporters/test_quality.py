@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from exporters.scraping.derive import derive_target
 from exporters.scraping.signals import SignalStore
 
@@ -112,6 +114,25 @@ def test_lookups_that_were_booked_twice_are_flagged(feed: Feed) -> None:
     numbers = derive_target(store)
     assert (numbers.flags["double_counted"], numbers.raw_hit_ratio) == (True, 1.0)
     assert (store.grown("external_hit_tokens"), store.grown("external_query_tokens")) == (512.0, 1024.0)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "queries", "flagged"),
+    [
+        ([0, 100_000], [128_000, 128_000], False),  # the last prompt before a pause ends
+        ([0, 1_000_000], [50_000, 1_000_000], False),  # less is under way at the window's end than at its beginning
+        ([0, 1_000_000], [50_000, 900_000], True),  # 150,000 are missing, 50,000 were under way
+        ([0, 1_000_000], [9_000_000, 9_850_000], True),  # as many as were aborted over a year explain a tenth at most
+        ([0, 1000], [0, 0], True),
+    ],
+)
+def test_prompts_under_way_when_the_window_begins_are_no_skipped_ones(
+    feed: Feed, prompts: list[int], queries: list[int], flagged: bool
+) -> None:
+    pages = [
+        counters(prompt_tokens_total=p, prefix_cache_queries_total=q) for p, q in zip(prompts, queries, strict=True)
+    ]
+    assert derive_target(feed(*pages)).flags["lookup_skipped"] is flagged
 
 
 def test_an_external_cache_that_is_asked_alone_is_no_collapse(feed: Feed) -> None:

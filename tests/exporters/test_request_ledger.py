@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from exporters.requests.ledger import PROBES, ROUTER, SPANS, RequestLedger
@@ -221,6 +222,23 @@ def test_openmetrics_carries_trace_ids_as_exemplars() -> None:
     assert marked == [
         f'prefixwatch_ttft_seconds_bucket{{cache="miss",le="0.2"}} 1.0 # {{trace_id="{TRACE}"}} 0.2 1700000000.0'
     ]
+
+
+def test_a_trace_id_that_is_too_long_for_an_exemplar_is_left_out() -> None:
+    """128 characters with the label's name: a strict reader refuses the whole page for one more."""
+    registry = CollectorRegistry()
+    registry.register(_Page(ledger_of([done(trace_id="a" * 120, ttft_seconds=0.2), done(trace_id="b" * 121)])))
+    page: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]  # the library's, without types
+    text = page.decode()
+    assert "a" * 120 in text
+    assert "b" * 121 not in text
+    assert list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
+
+
+def test_a_routers_policies_are_bounded() -> None:
+    shown = figures(ledger_of([done(policy=f"p{number}", reason="match") for number in range(150)]))
+    assert len(shown["router_decisions_total"]) == 101
+    assert shown["router_decisions_total"]["other", "match"] == 50
 
 
 def test_the_same_requests_told_by_two_sources_count_once() -> None:

@@ -145,8 +145,8 @@ def test_a_router_that_names_no_worker_makes_no_hotspot(capture: Capture, make_t
 
 def test_dynamos_numbers_on_our_own_page(capture: Capture, make_target: MakeTarget) -> None:
     lines = render([make_target("frontend", capture("dynamo-frontend_1.6.1_kv").decode())])[0].decode().split("\n")
-    assert 'prefixwatch_prefix_hit_tokens_total{model="",target="unknown",tier="unknown"} 261136.0' in lines
-    assert 'prefixwatch_prefix_query_tokens_total{model="",target="unknown"} 311832.0' in lines
+    assert 'prefixwatch_prefix_hit_tokens_total{model="fake-model",target="frontend",tier="unknown"} 261136.0' in lines
+    assert 'prefixwatch_prefix_query_tokens_total{model="fake-model",target="frontend"} 311832.0' in lines
     assert 'prefixwatch_requests_total{class="unclassified",outcome="completed"} 600.0' in lines
     assert "prefixwatch_request_hit_tokens_sum 261136.0" in lines
     assert 'prefixwatch_router_decision_seconds_count{step="total"} 600.0' in lines

@@ -71,6 +71,19 @@ def test_after_a_restart_of_the_router_all_its_records_are_new() -> None:
     assert read(reader, reborn) == (reborn.records, 0)
 
 
+async def test_routers_that_take_turns_at_one_address_are_counted_once_and_told(make_target: MakeTarget) -> None:
+    """A load balancer in front of two routers: each answers for itself, and no record is read again."""
+    logs, ledger, target = [Log("one"), Log("two")], ledger_of(), make_target("router")
+    logs[0].records, logs[1].records = ended(1, 2, 3), ended(4, 5)
+    records = RouterRecords(ledger)
+    seen = []
+    for turn in range(4):
+        await records.read(target, logs[turn % 2].get)
+        seen.append((figures(ledger)["request_records_total"]["router",], target.flags(0.0)["several_routers"]))
+        logs[turn % 2].records += ended(10 + turn)
+    assert seen == [(3, False), (5, False), (6, True), (7, True)]
+
+
 def test_overwritten_records_are_counted_as_missed() -> None:
     reader, log = RecordReader(0.0), Log(kept=3)
     log.records = ended(1)

@@ -210,9 +210,9 @@ def test_a_thousand_spans_of_a_trace_wait_at_a_time() -> None:
 def test_a_chain_of_spans_built_to_take_long_doesnt() -> None:
     """1,000 spans, each the child of the one before: links are followed 64 steps."""
     chain = [span(ENGINE, 0, 1, span_id=f"{n + 1:016x}", parent_id=f"{n:016x}") for n in range(999)]
-    began = time.perf_counter()
+    began = time.process_time()
     records, requests = gathered(*chain)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert 1 <= len(records) <= 999
     assert requests.results.total() == 999
 

@@ -12,6 +12,8 @@ import trustme
 from aiohttp import web
 from pydantic import ValidationError
 
+from exporters.config import ExporterConfig
+from exporters.exporter import Exporter
 from exporters.http.client_config import ClientConfig
 from exporters.scraping.scrape import Scraper
 
@@ -23,7 +25,7 @@ PAGE = b"load 1\n"
 
 @pytest.fixture
 async def scraper() -> AsyncIterator[Scraper]:
-    one = Scraper(2.0, 10_000)
+    one = Scraper(20.0, 10_000)
     yield one
     await one.close()
 
@@ -132,9 +134,31 @@ async def test_a_private_certificate_needs_its_authority(
     """influxdata/influxdb#20045 (EM40): a target with a private or self-signed certificate could not be scraped."""
     url = await https(trustme.CA())
     refused = await scraper.fetch(url)
-    assert (refused.reason, "ca_file" in refused.detail) == ("tls", True)
+    assert (refused.reason, "ca_file" in refused.detail) == ("tls_verify", True)
     assert (await scraper.fetch(url, client(tls_config={"ca_file": str(tmp_path / "ca.pem")}))).body == PAGE
     assert (await scraper.fetch(url, client(tls_config={"insecure_skip_verify": True}))).body == PAGE
+
+
+async def test_a_server_that_speaks_no_tls_is_not_blamed_on_its_certificate(
+    scraper: Scraper, serve_pages: ServePages
+) -> None:
+    plain = await serve_pages({"/metrics": PAGE})
+    assert (await scraper.fetch(f"https{plain.removeprefix('http')}/metrics")).reason == "tls"
+
+
+async def test_a_certificate_that_nobody_checks_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """influxdata/influxdb#20045 (EM40): it works, with a warning on the page and in the log."""
+    tls: dict[str, dict[str, object]] = {
+        "unchecked": {"url": "https://h:1", "tls_config": {"insecure_skip_verify": True}},
+        "checked": {"url": "https://h:2"},
+        "plain": {"url": "http://h:3"},
+    }
+    targets = [{"name": name, **rest} for name, rest in tls.items()]
+    exporter = Exporter(ExporterConfig.model_validate({"targets": targets}))
+    flags = {target.name: target.flags(0.0).get("tls_unverified") for target in exporter.targets}
+    assert flags == {"unchecked": True, "checked": False, "plain": None}
+    assert [record.target for record in caplog.records if "not checked" in record.message] == ["unchecked"]  # type: ignore[attr-defined]
+    await exporter.close()
 
 
 async def test_a_certificate_for_another_name_needs_that_name(
@@ -142,7 +166,7 @@ async def test_a_certificate_for_another_name_needs_that_name(
 ) -> None:
     url = await https(trustme.CA(), "engine.internal")
     trust = {"ca_file": str(tmp_path / "ca.pem")}
-    assert (await scraper.fetch(url, client(tls_config=trust))).reason == "tls"
+    assert (await scraper.fetch(url, client(tls_config=trust))).reason == "tls_verify"
     assert (await scraper.fetch(url, client(tls_config=trust | {"server_name": "engine.internal"}))).body == PAGE
 
 

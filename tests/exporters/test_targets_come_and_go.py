@@ -14,13 +14,15 @@ from aiohttp import web
 from exporters.config import ExporterConfig
 from exporters.exporter import Exporter
 from exporters.metrics_text import render
+from exporters.scraping.scrape import Scrape
+from exporters.scraping.target import Target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  # a file that changes tells nobody
             await asyncio.sleep(0.005)
 
@@ -95,6 +97,12 @@ def router(requests: int) -> str:
     )
 
 
+def total(text: str) -> float:
+    """Requests by all routers together."""
+    lines = [line for line in text.splitlines() if line.startswith("prefixwatch_requests_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
 async def test_a_vanished_target_s_series_end(fleet: Fleet) -> None:
     """ray-project/ray#65892 (EM31): series of replicas that exited went on with frozen values."""
     a, b = await fleet.page(vllm(100, 50)), await fleet.page(vllm(1000, 900))
@@ -107,10 +115,6 @@ async def test_a_vanished_target_s_series_end(fleet: Fleet) -> None:
 
 
 async def test_the_fleet_s_counters_keep_what_vanished_routers_counted(fleet: Fleet) -> None:
-    def total(text: str) -> float:
-        lines = [line for line in text.splitlines() if line.startswith("prefixwatch_requests_total")]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
     a, b = await fleet.page(router(100)), await fleet.page(router(70))
     await fleet.become(a=a, b=b)
     assert total(await fleet.metrics()) == 170
@@ -122,6 +126,63 @@ async def test_the_fleet_s_counters_keep_what_vanished_routers_counted(fleet: Fl
     assert total(await fleet.metrics()) == 185
     await fleet.become()
     assert total(await fleet.metrics()) == 185
+
+
+async def test_a_router_that_discovery_loses_and_finds_again_is_counted_once(fleet: Fleet) -> None:
+    """The same process all the time: what it counted meanwhile is added, and nothing twice."""
+    a, b = await fleet.page(router(100)), await fleet.page(router(70))
+    await fleet.become(a=a, b=b)
+    await fleet.metrics()
+    await fleet.become(a=a)
+    await fleet.metrics()
+    fleet.pages[b] = router(75)
+    await fleet.become(a=a, b=b)
+    assert total(await fleet.metrics()) == 175
+    await fleet.become(a=a)
+    await fleet.become(a=a, other_name=b)
+    assert total(await fleet.metrics()) == 175
+
+
+async def test_a_scrape_that_ends_after_its_target_went_changes_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.become(a=await fleet.page(router(100)))
+    await fleet.metrics()
+    (target,) = fleet.exporter.targets
+    fetch, went = fleet.exporter.fetch, asyncio.Event()
+
+    async def fetch_late(target: Target) -> Scrape:
+        scrape = await fetch(target)
+        await went.wait()
+        return scrape
+
+    monkeypatch.setattr(fleet.exporter, "fetch", fetch_late)
+    scraping = asyncio.create_task(fleet.exporter.scrape(target))
+    await fleet.become()
+    went.set()
+    await scraping
+    assert (target.store, total(await fleet.metrics())) == (None, 100)
+
+
+async def test_a_new_process_at_the_address_of_one_that_is_gone_adds_to_its_counts(fleet: Fleet) -> None:
+    a = await fleet.page(router(100))
+    await fleet.become(a=a)
+    await fleet.metrics()
+    await fleet.become()
+    fleet.pages[a] = router(3)
+    await fleet.become(a=a)
+    assert total(await fleet.metrics()) == 103
+
+
+async def test_a_catalogue_that_is_read_anew_counts_nothing_twice(
+    tmp_path: Path, serve_pages: ServePages, fleet: Fleet
+) -> None:
+    await fleet.become(a=await fleet.page(router(100)))
+    await fleet.metrics()
+    own = "system: mine\ntitle: t\nrole: engine\ndetect: {any_of: [mine_up]}\nsignals: {}\n"
+    (tmp_path / "mine.yaml").write_text(own)
+    await fleet.exporter.reconfigure(fleet.exporter.config.model_copy(update={"catalogue": tmp_path}))
+    assert total(await fleet.metrics()) == 100
 
 
 async def test_a_target_replaced_under_its_name_starts_a_new_window(fleet: Fleet) -> None:

@@ -162,6 +162,12 @@ def test_a_histogram_without_finite_buckets_has_a_count_and_no_quantile(feed: Fe
     assert numbers.absent["ttft"] == "its series have no bucket bound in common but +Inf"
 
 
+def test_a_latency_without_buckets_says_so_and_blames_no_window(feed: Feed) -> None:
+    name = "vllm:time_to_first_token_seconds"
+    numbers = derive_target(feed(*(f"{name}_sum {count}\n{name}_count {count}\n" for count in (0, 50))))
+    assert numbers.absent["ttft"] == "its series have no bucket +Inf"
+
+
 def test_a_renamed_hit_counter_is_missing_though_the_external_one_is_still_there(feed: Feed) -> None:
     """vllm-project/production-stack#989 (EM07): hits must not read 0 because a lesser counter is on the page."""
     store = feed("vllm:prefix_cache_hits_v2_total 600\nvllm:external_prefix_cache_hits_total 0\n")
