@@ -46,11 +46,25 @@ def build(names_or_paths: Sequence[str | Path] = (), settings: RuleSettings | No
     """
     settings = settings or RuleSettings()
     slos = load_slos(names_or_paths or shipped_names(), known_metrics())
+    _refuse_shared_files(slos)
     catalogue = load_catalogue(settings.thresholds, job=settings.job)
     files = [*catalogue_files(catalogue, settings), *(slo_file(slo, catalogue, settings) for slo in slos)]
     if settings.hasten == 1:
         return files
     return [replace(file, groups=tuple(hastened(file.groups, settings.hasten))) for file in files]
+
+
+def _refuse_shared_files(slos: Sequence[SloDefinition]) -> None:
+    """Objectives of one SLO are numbered: `chat/0` has the file of an SLO named `chat-0`."""
+    seen: dict[str, SloDefinition] = {}
+    for slo in slos:
+        first = seen.setdefault(_stem(slo), slo)
+        if first is not slo:
+            raise RuleError(f"{slo.place}: {slo.name} would have the file of {first.name} ({first.place}): rename one")
+
+
+def _stem(slo: SloDefinition) -> str:
+    return "slo-" + slo.name.replace("/", "-")
 
 
 def catalogue_files(catalogue: Catalogue, settings: RuleSettings) -> list[RuleFile]:
@@ -91,7 +105,7 @@ def slo_file(slo: SloDefinition, catalogue: Catalogue, settings: RuleSettings) -
     rates = burn_rates(slo)
     records = SloRecords(slo)
     alerts = SloAlerts(records, rates, catalogue, settings)
-    stem = "slo-" + slo.name.replace("/", "-")
+    stem = _stem(slo)
     groups = (
         RuleGroup(f"prefixwatch-{stem}-records", INTERVAL, tuple(records.short(rates))),
         RuleGroup(
@@ -106,10 +120,10 @@ def slo_file(slo: SloDefinition, catalogue: Catalogue, settings: RuleSettings) -
 
 
 def slo_notes(slo: SloDefinition) -> list[str]:
-    """What was changed of the workbook's burn rates for this SLO; nothing where they aren't used."""
+    """What is read otherwise than it is written, and what was changed of the workbook's burn rates."""
     if slo.zero_tolerance:
-        return []
-    return [line for rate in burn_rates(slo) if rate.note for line in rate.note.splitlines()]
+        return list(slo.notes)
+    return [*slo.notes, *(line for rate in burn_rates(slo) if rate.note for line in rate.note.splitlines())]
 
 
 def notes(files: Sequence[RuleFile]) -> list[str]:

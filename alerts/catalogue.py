@@ -6,6 +6,7 @@ an operator may want to change. In the catalogue `$threshold` and `$minimum` sta
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from documents import DocumentError, load
+from documents import Document, DocumentError, load, load_all
 
 FOLDER = Path(__file__).parent / "catalogue"
 THRESHOLDS = Path(__file__).parent / "thresholds.yaml"
@@ -35,6 +35,10 @@ class Threshold(_Strict):
     minimum: float | None = Field(default=None, gt=0, description="events below which a ratio says nothing")
     for_: str = Field(alias="for", pattern=r"^[0-9]+[smhd]$", description="how long it must hold, e.g. 10m")
     why: str = Field(min_length=1, description="where the value comes from")
+
+
+class _ThresholdFile(RootModel[dict[str, Threshold]]):
+    """A file of thresholds, by alert."""
 
 
 class RecordSpec(_Strict):
@@ -129,11 +133,7 @@ def load_catalogue(overrides: Path | None = None, *, job: str = "prefixwatch") -
     groups = tuple(load(path, GroupSpec) for path in sorted(FOLDER.glob("*.yaml")))
     thresholds = dict(_shipped_thresholds())
     if overrides is not None:
-        own = read_thresholds(overrides)
-        for name in own.keys() - thresholds.keys():
-            known = ", ".join(sorted(thresholds))
-            raise DocumentError(f"{overrides}: {name}: no alert with a threshold has this name: use one of {known}")
-        thresholds |= own
+        thresholds |= _own_thresholds(overrides, thresholds)
     records = [_record(group, spec) for group in groups for spec in group.records]
     alerts = [_alert(group, spec, thresholds.get(spec.alert), job) for group in groups for spec in group.alerts]
     return Catalogue(groups, tuple(alerts), tuple(records))
@@ -141,20 +141,28 @@ def load_catalogue(overrides: Path | None = None, *, job: str = "prefixwatch") -
 
 def read_thresholds(path: Path) -> dict[str, Threshold]:
     """Thresholds by alert. Raises DocumentError."""
-    try:
-        rows = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DocumentError(f"{path}: can't be read: {error}") from error
-    if not isinstance(rows, Mapping):
+    return _thresholds_document(path).content.root
+
+
+def _thresholds_document(path: Path) -> Document[_ThresholdFile]:
+    documents = load_all(path, _ThresholdFile)
+    if len(documents) != 1:
         raise DocumentError(f"{path}:1: expected alerts and their thresholds: AlertName: {{threshold: 0.5, …}}")
-    found = {}
-    for name, row in rows.items():
-        try:
-            found[str(name)] = Threshold.model_validate(row)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            where = ".".join([str(name), *map(str, problem["loc"])])
-            raise DocumentError(f"{path}: {where}: {problem['msg']}") from error
+    return documents[0]
+
+
+def _own_thresholds(path: Path, shipped: Mapping[str, Threshold]) -> dict[str, Threshold]:
+    """An operator's rows; where one has no minimum, the shipped one stays."""
+    document, found = _thresholds_document(path), {}
+    for name, row in document.content.root.items():
+        if name not in shipped:
+            near = difflib.get_close_matches(name, shipped, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(shipped))}"
+            raise document.error((name,), f"no alert with a threshold has this name: {hint}")
+        least = shipped[name].minimum
+        if row.minimum is not None and least is None:
+            raise document.error((name, "minimum"), f"{name} counts no events: take it out")
+        found[name] = row if row.minimum is not None else row.model_copy(update={"minimum": least})
     return found
 
 

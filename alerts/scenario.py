@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -106,6 +107,7 @@ def _expected(rules: Iterable[AlertingRule], firing: Mapping[str, str]) -> dict[
 
 def _filled(text: str, value: str, labels: Mapping[str, str]) -> str:
     text = re.sub(r"\{\{ \$value[^}]*\}\}", value, text)
+    text = re.sub(r"\{\{ \$labels\.(\w+) \| urlquery \}\}", lambda match: quote_plus(labels[match[1]]), text)
     return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels[match[1]], text)
 
 

@@ -141,9 +141,9 @@ def _annotations(alert: Alert, settings: RuleSettings, words: Mapping[str, str])
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
-    """Longest names first, as one may begin with another."""
+    """Longest names first, as one may begin with another. What looks like a template in a document's words is none."""
     for name in sorted(words, key=len, reverse=True):
-        text = text.replace(name, words[name])
+        text = text.replace(name, words[name].replace("{{", '{{ "{{" }}'))
     return text
 
 

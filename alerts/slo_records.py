@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from alerts.burn_rate import BASE_SECONDS, BurnRate
+from alerts.calendar_records import PERIOD_START, period_start_rules
 from alerts.rule import RecordingRule
 from slo.buckets import le_matcher
 from slo.definition import HistogramIndicator, RatioIndicator, SloDefinition, ValueIndicator
@@ -16,10 +17,10 @@ from slo.window import promql
 
 PERIOD = "_period"
 """Stands for the window of a calendar period: slo:bad_events:increase_period."""
-PERIOD_START = "slo:period_start:timestamp_seconds"
 REMAINING = "slo:error_budget_remaining:ratio"
 EXHAUSTION = "slo:error_budget_exhaustion:seconds"
-LONGEST_CALENDAR_SECONDS = {"M": 31 * 86_400, "Y": 366 * 86_400}
+BUDGET = "slo:error_budget:ratio"
+"""The share of events that may be bad, a constant: a bad share over it is a burn rate, which compares objectives."""
 
 
 class SloRecords:
@@ -80,7 +81,8 @@ class SloRecords:
             side = good or bad or ""
             counted = f"{side}\nor on () {none}"
             return (counted, None, total) if good else (None, counted, total)
-        share = f"({good})\n/ (({total}) > 0)" if good else f"1 - (({bad} or 0 * ({total}))\n/ (({total}) > 0))"
+        none = f"or 0 * ({total})"  # a counter that doesn't exist before its first event
+        share = f"({good} {none})\n/ (({total}) > 0)" if good else f"1 - (({bad} {none})\n/ (({total}) > 0))"
         whole = f"(({total}) > 0) ^ 0"
         if slo.method == "timeslices":
             return f"({share}) >= bool {slo.slices.target:g}", None, whole
@@ -115,34 +117,21 @@ class SloRecords:
         if self.slo.calendar is None:
             yield from self._windows([self.slo.window_seconds])
             return
-        yield RecordingRule(PERIOD_START, self._period_start(), self.labels)
+        matcher = f'{{slo="{self.slo.name}"}}'
+        for name, expr in period_start_rules(self.slo.calendar, self.base, matcher):
+            yield RecordingRule(name, expr, self.labels)
         start = self.budget_series(PERIOD_START)
-        calendar = self.slo.calendar
-        longest = LONGEST_CALENDAR_SECONDS.get(calendar.unit, self.slo.window_seconds)
+        longest = self.slo.calendar.longest_seconds
         for kind in ("bad_events", "total_events"):
             pieces = f"({self.series(kind, self.base)} and on (slo) ({start} == on (slo) {start} @ end()))"
             yield self._record(kind, PERIOD, f"sum_over_time({pieces}[{promql(longest - 1)}:{promql(self.base)}])")
         yield self._ratio(PERIOD)
 
-    def _period_start(self) -> str:
-        """When the period began that the newest piece belongs to, in Unix seconds, UTC: a piece belongs to the period
-        in which it begins, so a new period begins to count when its first piece is whole."""
-        calendar = self.slo.calendar
-        if calendar is None:
-            raise ValueError(f"{self.slo.name} has a rolling window")
-        now = f"(time() - {self.base})"
-        midnight = f"vector({now} - {now} % 86400)"
-        if calendar.unit == "M":
-            return f"{midnight} - (day_of_month(vector({now})) - 1) * 86400"
-        if calendar.unit == "Y":
-            return f"{midnight} - (day_of_year(vector({now})) - 1) * 86400"
-        length, first = self.slo.window_seconds, calendar.start_unix_seconds % self.slo.window_seconds
-        return f"vector({now} - ({now} - {first}) % {length})"
-
     def _budget(self, pace_seconds: int) -> Iterable[RecordingRule]:
         budget = f"{self.slo.budget:g}"
+        yield RecordingRule(BUDGET, f"vector({budget})", self.labels)
         yield RecordingRule(REMAINING, f"1 - {self.series('bad_ratio', self.period)} / {budget}", self.labels)
-        left = f"({self.budget_series(REMAINING)} > 0) * {budget} * {self.series('total_events', self.period)}"
+        left = f"clamp_min({self.budget_series(REMAINING)}, 0) * {budget} * {self.series('total_events', self.period)}"
         pace = f"({self.series('bad_events', pace_seconds)} / {pace_seconds} > 0)"
         yield RecordingRule(EXHAUSTION, f"{left}\n/ {pace}", self.labels)
 

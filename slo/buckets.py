@@ -42,15 +42,21 @@ def nearest(bounds: Sequence[float], value: float) -> tuple[float, ...]:
 
 
 def le_matcher(value: float) -> str:
-    """A matcher of the bucket bound as Prometheus 2 (`1`), Prometheus 3 and prometheus_client (`1.0`) write it.
+    """`le_condition` as it stands in a selector: `le="0.5"`."""
+    operator, text = le_condition(value)
+    return f'le{operator}"{text}"'
+
+
+def le_condition(value: float) -> tuple[str, str]:
+    """What the bucket bound is matched by as Prometheus 2 (`1`), Prometheus 3 and prometheus_client (`1.0`) write it.
 
     `le="1"` matches nothing where `1.0` is stored (prometheus/prometheus#14485, SL06).
     """
     if value == int(value) and abs(value) < 1e15:
-        return f'le=~"{int(value)}([.]0)?"'
+        return "=~", f"{int(value)}([.]0)?"
     shortest = repr(value)
     spellings = sorted({shortest, f"{value:g}", f"{value:f}".rstrip("0")})
     exact = [text for text in spellings if float(text) == value]
     if len(exact) == 1:
-        return f'le="{exact[0]}"'
-    return 'le=~"' + "|".join(text.replace(".", "[.]").replace("+", "[+]") for text in exact) + '"'
+        return "=", exact[0]
+    return "=~", "|".join(text.replace(".", "[.]").replace("+", "[+]") for text in exact)

@@ -92,7 +92,7 @@ class SloDefinition:
     rule: str
     """The objective in words."""
     window_seconds: int
-    """The budget's period; a calendar month as 30 days."""
+    """The budget's period; a calendar month as 30 days, a quarter as 91, a year as 365."""
     indicator: Indicator
     method: Method = "occurrences"
     slices: Slices | None = None
@@ -108,6 +108,8 @@ class SloDefinition:
     unknown_while: tuple[str, ...] = ()
     place: str = ""
     """`file:line` of the objective, for messages."""
+    notes: tuple[str, ...] = ()
+    """What of the document is read otherwise than it is written, for who checks or builds."""
 
     @property
     def budget(self) -> float:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from documents import KeyPath
 from slo import definition
@@ -29,7 +30,7 @@ from slo.openslo import (
     Window,
 )
 from slo.promql import Selector
-from slo.window import CALENDAR_UNITS, CalendarPeriod, seconds
+from slo.window import MONTHS, CalendarPeriod, seconds, zone_offsets
 
 REQUEST_COUNTER = "prefixwatch_slo_requests_total"
 REQUEST_SWITCH = (
@@ -41,6 +42,9 @@ _METHODS: Mapping[str, Method] = {
     "Timeslices": "timeslices",
     "RatioTimeslices": "ratio_timeslices",
 }
+
+_DAYS = {"d": 1, "w": 7}
+_LAST_DAY_OF_ANY_MONTH = 28
 
 
 def load_slos(names_or_paths: Iterable[str | Path], known: KnownMetrics | None = None) -> list[SloDefinition]:
@@ -102,7 +106,19 @@ def _definition(
         switch=annotations.get(SWITCH, REQUEST_SWITCH if request_rule else "see the runbook"),
         unknown_while=tuple(flag.strip() for flag in annotations.get(UNKNOWN_WHILE, "").split(",") if flag.strip()),
         place=f"{source.name}:{source.line(('spec', 'objectives', position))}",
+        notes=tuple(_notes(source, library, objective)),
     )
+
+
+def _notes(source: Slo, library: Library, objective: ObjectiveSpec) -> Iterable[str]:
+    """What is read otherwise than it is written."""
+    name = source.content.metadata.name
+    if objective.compositeWeight not in (None, 1.0):
+        yield f"{name}: compositeWeight is not used: every objective has a budget and alerts of its own"
+    for spec, document, key in library.conditions(source):
+        if spec.condition.op in ("lt", "lte"):
+            place = f"{document.name}:{document.line((*key, 'op'))}"
+            yield f"{place}: op {spec.condition.op} is read as gte, as a budget that isn't spent needs no alert"
 
 
 def _slices(source: Slo, objective: ObjectiveSpec, position: int, window_seconds: int) -> Slices | None:
@@ -130,27 +146,28 @@ def _calendar(source: Slo, window: Window) -> CalendarPeriod | None:
     if window.calendar is None:
         return None
     key: KeyPath = ("spec", "timeWindow", 0)
-    if window.calendar.timeZone.upper() not in ("UTC", "ETC/UTC", "GMT", "Z"):
-        text = f"{window.calendar.timeZone} can't be kept: Prometheus' clock is UTC, use timeZone: UTC"
-        raise source.error((*key, "calendar", "timeZone"), text)
-    start = datetime.fromisoformat(window.calendar.startTime).replace(tzinfo=UTC)
     count, unit = int(window.duration[:-1]), window.duration[-1]
-    if unit in "MY" and (start.day, start.hour, start.minute, count) != (1, 0, 0, 1):
-        text = "a calendar month or year starts on its first day at 00:00 and is one long: use 1M or 1Y"
+    days, months = count * _DAYS.get(unit, 0), count * MONTHS.get(unit, 0)
+    if not days and not months:
+        text = f"{window.duration} is not read as a calendar window: use d, w, M (months), Q or Y"
+        raise source.error((*key, "duration"), text)
+    try:
+        start = datetime.fromisoformat(window.calendar.startTime)
+        first, changes = zone_offsets(ZoneInfo(window.calendar.timeZone))
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        name = "timeZone" if isinstance(error, ZoneInfoNotFoundError) else "startTime"
+        told = {"timeZone": "is no time zone of the IANA database: write UTC or Europe/Berlin", "startTime": str(error)}
+        text = f"{getattr(window.calendar, name)!r} {told[name]}"
+        raise source.error((*key, "calendar", name), text) from error
+    if months and start.day > _LAST_DAY_OF_ANY_MONTH:
+        text = f"a period of months can't start on day {start.day}, which some months lack: use 1 to 28"
         raise source.error((*key, "calendar", "startTime"), text)
-    if unit == "Y" and start.month != 1:
-        raise source.error((*key, "calendar", "startTime"), "a calendar year starts in January: change it")
-    for known in CALENDAR_UNITS:
-        if unit == known:
-            return CalendarPeriod(known, count, int(start.timestamp()))
-    raise source.error((*key, "duration"), f"{window.duration} is not read as a calendar window: use d, w, 1M or 1Y")
+    return CalendarPeriod(days, months, int(start.replace(tzinfo=UTC).timestamp()), first, changes)
 
 
 def _burn_conditions(source: Slo, library: Library, window_seconds: int) -> Iterable[BurnCondition]:
     for spec, document, key in library.conditions(source):
         condition = spec.condition
-        if condition.op not in ("gt", "gte"):
-            raise document.error((*key, "op"), f"{condition.op} alerts on a budget that isn't spent: use gte")
         length = seconds(condition.lookbackWindow)
         if length >= window_seconds:
             text = f"{condition.lookbackWindow} is as long as the SLO's window: use a shorter one"

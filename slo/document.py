@@ -87,14 +87,17 @@ def objectives_of(source: Slo, library: Library) -> list[Objective]:
 
 
 def check_thresholds(source: Slo, library: Library) -> None:
-    """`op` and `value` stand where the indicator is a threshold, and only there."""
+    """`op` and `value` stand where the indicator is a threshold, and only there.
+
+    OpenSLO's own examples write `op: gt` beside ratios: that much is always meant.
+    """
     for position, spec in enumerate(source.content.spec.objectives):
         indicator, _, _ = library.indicator(source, position)
         key = ("spec", "objectives", position)
         is_threshold = indicator.thresholdMetric is not None
         if is_threshold and (spec.op is None or spec.value is None):
             raise source.error(key, "a thresholdMetric needs op and value here: add them")
-        if not is_threshold and (spec.op is not None or spec.value is not None):
+        if not is_threshold and (spec.value is not None or spec.op in ("lt", "lte")):
             raise source.error(key, "op and value belong to a thresholdMetric: take them out, or change the indicator")
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from documents import Document, KeyPath
-from slo.buckets import BOUNDS, nearest
+from slo.buckets import BOUNDS, le_condition, nearest
 from slo.definition import HistogramIndicator, Indicator, RatioIndicator, ValueIndicator
 from slo.library import Library, Slo
 from slo.openslo import BUCKETS, Metric, ObjectiveSpec, RatioMetric
-from slo.promql import QueryError, Selector, selector_of
+from slo.promql import QueryError, Selector, is_rate, selector_of
 
 KnownMetrics = Mapping[str, Sequence[str]]
 """The exporter's metrics and their labels: a name that begins with `prefixwatch_` must be among them."""
@@ -20,6 +21,7 @@ PROMETHEUS_LIKE = ("", "prometheus", "promql", "victoriametrics", "mimir", "than
 OPERATORS: Mapping[str, Literal["<=", "<", ">=", ">"]] = {"lte": "<=", "lt": "<", "gte": ">=", "gt": ">"}
 _SIGNS = {"lte": "≤", "lt": "<", "gte": "≥", "gt": ">"}
 _QUERY_KEYS = ("query", "promql")
+_COUNTER_SUFFIXES = ("_total", "_count", "_sum", "_bucket")
 _TARGET_LABELS = frozenset({"le", "job", "instance"})
 
 
@@ -45,13 +47,25 @@ class IndicatorReader:
     def _ratio(self, document: Document[Any], key: KeyPath, metric: RatioMetric) -> RatioIndicator:
         if metric.total is None:
             raise document.error((*key, "raw"), "a raw ratio has no events to weigh: give good (or bad) and total")
-        if not metric.counter:
-            raise document.error((*key, "counter"), "gauges can't be added up over time: count events, counter: true")
+        self._check_counters(document, key, metric)
         return RatioIndicator(
             total=self._selector(document, (*key, "total"), metric.total),
             good=None if metric.good is None else self._selector(document, (*key, "good"), metric.good),
             bad=None if metric.bad is None else self._selector(document, (*key, "bad"), metric.bad),
         )
+
+    def _check_counters(self, document: Document[Any], key: KeyPath, metric: RatioMetric) -> None:
+        """A gauge's values can't be added up. `counter: false` is right of a rate, which comes of a counter."""
+        for side in ("good", "bad", "total"):
+            part: Metric | None = getattr(metric, side)
+            if part is None or metric.counter:
+                continue
+            query = self._query(document, (*key, side), part)
+            found = self._selector(document, (*key, side), part)
+            named = metric.counter is None and found.metric.endswith(_COUNTER_SUFFIXES)
+            if not named and not is_rate(query):
+                text = f"gauges can't be added up over time: count events, counter: true (of {side}: {query!r})"
+                raise document.error((*key, "counter"), text)
 
     def _threshold(self, document: Document[Any], key: KeyPath, metric: Metric, position: int) -> tuple[Indicator, str]:
         objective = self._source.content.spec.objectives[position]
@@ -91,9 +105,7 @@ class IndicatorReader:
         bounds = self._bounds(histogram)
         if bounds is None or value in bounds:
             return
-        near = " or ".join(f"{bound:g}" for bound in nearest(bounds, value))
-        listed = ", ".join(f"{bound:g}" for bound in bounds)
-        text = f"{value:g} is no bucket bound of {histogram.metric}: use {near} (its bounds: {listed})"
+        text = _off_the_bounds(histogram.metric, value, bounds)
         raise self._source.error(("spec", "objectives", position, "value"), text)
 
     def _bounds(self, histogram: Selector) -> Sequence[float] | None:
@@ -114,7 +126,19 @@ class IndicatorReader:
         except QueryError as error:
             raise document.error((*key, "metricSource", "spec"), str(error)) from error
         self._check_known(document, key, found)
-        return found
+        return Selector(found.metric, tuple(self._matcher(document, key, found, one) for one in found.matchers))
+
+    def _matcher(
+        self, document: Document[Any], key: KeyPath, found: Selector, matcher: tuple[str, str, str]
+    ) -> tuple[str, str, str]:
+        """A bucket's bound as every version of Prometheus writes it, if it is one of the histogram's (SL06, EM22)."""
+        label, operator, text = matcher
+        if label != "le" or operator != "=" or not _is_finite(text):
+            return matcher
+        bound, bounds = float(text), self._bounds(_without_suffix(found))
+        if bounds is not None and bound not in bounds:
+            raise document.error((*key, "metricSource", "spec", "query"), _off_the_bounds(found.metric, bound, bounds))
+        return (label, *le_condition(bound))
 
     def _query(self, document: Document[Any], key: KeyPath, metric: Metric) -> str:
         source = metric.metricSource
@@ -145,6 +169,19 @@ def _comparison(source: Slo, objective: ObjectiveSpec, position: int) -> tuple[s
     if objective.op is None or objective.value is None:
         raise source.error(("spec", "objectives", position), "a thresholdMetric needs op and value here: add them")
     return objective.op, objective.value
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _off_the_bounds(metric: str, value: float, bounds: Sequence[float]) -> str:
+    near = " or ".join(f"{bound:g}" for bound in nearest(bounds, value))
+    listed = ", ".join(f"{bound:g}" for bound in bounds)
+    return f"{value:g} is no bucket bound of {metric}: use {near} (its bounds: {listed})"
 
 
 def _without_suffix(found: Selector) -> Selector:

@@ -6,10 +6,13 @@ AlertNotificationTarget. Unknown keys are errors, so that a typing slip can't sw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import date, datetime
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 ANNOTATION_PREFIX = "prefixwatch.dev/"
 REQUEST_FIELD = ANNOTATION_PREFIX + "request-field"
@@ -48,9 +51,17 @@ ANNOTATIONS = {
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_absent(cls, given: Any) -> Any:
+        """`alertPolicies:` with nothing behind it, as OpenSLO's own examples have it."""
+        if not isinstance(given, Mapping):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
+
 
 class Metadata(_Strict):
-    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+    name: str = Field(pattern=r"^[A-Za-z0-9]([-._A-Za-z0-9]{0,251}[A-Za-z0-9])?$")
     displayName: str | None = None
     labels: dict[str, str | list[str]] = {}
     annotations: dict[str, str] = {}
@@ -64,6 +75,12 @@ class Metadata(_Strict):
         return annotations
 
 
+class SloMetadata(Metadata):
+    """An SLO's name is a label's value, a file's name and part of a Kubernetes object's."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+
+
 class MetricSource(_Strict):
     metricSourceRef: str | None = None
     type: str | None = None
@@ -75,7 +92,7 @@ class Metric(_Strict):
 
 
 class RatioMetric(_Strict):
-    counter: bool = Field(description="true: the queries name counters")
+    counter: bool | None = Field(default=None, description="true: the queries name counters")
     good: Metric | None = None
     bad: Metric | None = None
     total: Metric | None = None
@@ -113,11 +130,24 @@ class Calendar(_Strict):
     startTime: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2})?)?$")
     timeZone: str
 
+    @field_validator("startTime", mode="before")
+    @classmethod
+    def _without_quotes(cls, given: Any) -> Any:
+        """YAML reads an unquoted time as one."""
+        return given.isoformat() if isinstance(given, date | datetime) else given
+
 
 class Window(_Strict):
     duration: str = Field(pattern=r"^[1-9][0-9]*[mhdwMQY]$", description="a length such as 30d, 4w or 1M")
-    isRolling: bool = True
+    isRolling: bool
     calendar: Calendar | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rolling_unless_calendar(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("isRolling") is None:
+            return {**given, "isRolling": given.get("calendar") is None}
+        return given
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -140,7 +170,13 @@ class ObjectiveSpec(_Strict):
     timeSliceWindow: str | None = Field(default=None, pattern=r"^[1-9][0-9]*[smhd]$")
     indicator: Indicator | None = None
     indicatorRef: str | None = None
-    compositeWeight: float | None = None
+    compositeWeight: float | None = Field(default=None, gt=0)
+
+    @field_validator("timeSliceWindow", mode="before")
+    @classmethod
+    def _minutes(cls, given: Any) -> Any:
+        """A bare number is minutes."""
+        return f"{given}m" if re.fullmatch(r"[1-9][0-9]*", str(given)) else given
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
@@ -197,7 +233,7 @@ class AlertPolicyInline(_Strict):
 
 class Spec(_Strict):
     description: str = ""
-    service: str
+    service: str = Field(min_length=1)
     indicator: Indicator | None = None
     indicatorRef: str | None = None
     timeWindow: list[Window] = Field(min_length=1, max_length=1)
@@ -207,8 +243,9 @@ class Spec(_Strict):
 
     @model_validator(mode="after")
     def _one_indicator(self) -> Self:
-        own = [o for o in self.objectives if o.indicator or o.indicatorRef]
-        if (self.indicator is None) == (self.indicatorRef is None) and not own:
+        both = self.indicator is not None and self.indicatorRef is not None
+        none = self.indicator is None and self.indicatorRef is None
+        if both or (none and not any(o.indicator or o.indicatorRef for o in self.objectives)):
             raise ValueError("give exactly one of indicator and indicatorRef")
         return self
 
@@ -219,11 +256,29 @@ class Top(_Strict):
     apiVersion: Literal["openslo/v1"]
     metadata: Metadata
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known_version(cls, given: Any) -> Any:
+        """One message on a document of another version, not one for each key that differs."""
+        version = given.get("apiVersion") if isinstance(given, Mapping) else None
+        if not isinstance(version, str) or version == "openslo/v1":
+            return given
+        text = f"should be 'openslo/v1', got {version!r}"
+        if version == "openslo/v1alpha":
+            text += (
+                ": in v1 queries stand in indicator.spec (ratioMetric, thresholdMetric), and timeWindows "
+                "{count: 30, unit: Day} is timeWindow {duration: 30d, isRolling: true}: rewrite it"
+            )
+        error = InitErrorDetails(type=PydanticCustomError("openslo_version", "{text}", {"text": text}),
+                                 loc=("apiVersion",), input=None)  # fmt: skip
+        raise ValidationError.from_exception_data(cls.__name__, [error])
+
 
 class SloDocument(Top):
     """One OpenSLO v1 document of kind SLO."""
 
     kind: Literal["SLO"]
+    metadata: SloMetadata
     spec: Spec
 
 

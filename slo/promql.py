@@ -51,6 +51,22 @@ def selector_of(query: str) -> Selector:
     return Selector(str(name), tuple(matcher for matcher in matchers if matcher[0] != "__name__"))
 
 
+def is_rate(query: str) -> bool:
+    """Whether the query takes a counter's rate or increase. Raises QueryError."""
+    return _has_rate(_parse(query))
+
+
+def _has_rate(node: ast.Expr) -> bool:
+    match node:
+        case ast.Call():
+            return node.func.name in _UNWRAPPED
+        case ast.ParenExpr() | ast.AggregateExpr():
+            return _has_rate(node.expr)
+        case ast.BinaryExpr():
+            return _has_rate(node.lhs)
+    return False
+
+
 def _parse(query: str) -> ast.Expr:
     text = _PLACEHOLDER.sub("5m", query)
     try:
@@ -61,8 +77,12 @@ def _parse(query: str) -> ast.Expr:
 
 def _unwrap(node: ast.Expr, query: str) -> ast.VectorSelector:
     match node:
+        case ast.VectorSelector() if node.offset is not None or node.at is not None:
+            raise QueryError(f"{query!r} asks for another time: rules put their own windows around it, take it out")
         case ast.VectorSelector():
             return node
+        case ast.BinaryExpr() if str(node.op) == "or" and _is_zero(node.rhs):
+            return _unwrap(node.lhs, query)
         case ast.ParenExpr():
             return _unwrap(node.expr, query)
         case ast.MatrixSelector():
@@ -74,6 +94,16 @@ def _unwrap(node: ast.Expr, query: str) -> ast.VectorSelector:
     raise QueryError(
         f"{query!r} is more than a counter: give metric{{label='value'}}, or that within sum() and rate(); "
         "make a recording rule of the rest and name it here"
+    )
+
+
+def _is_zero(node: ast.Expr) -> bool:
+    """`vector(0)`, which others add for a counter that doesn't exist before its first event: rules do so anyway."""
+    return (
+        isinstance(node, ast.Call)
+        and node.func.name == "vector"
+        and isinstance(node.args[0], ast.NumberLiteral)
+        and node.args[0].val == 0
     )
 
 

@@ -15,6 +15,7 @@ from alerts.rule import text
 from alerts.settings import RuleSettings
 from slo.definitions import load_slos
 from slo.library import SHIPPED
+from slo.sloth import specifications
 from tests.alerts.promtools import promtools
 
 pytestmark = pytest.mark.prometheus
@@ -98,6 +99,86 @@ def test_a_time_slice_is_one_event_whatever_its_traffic(promtool: str, tmp_path:
             ("slo:bad_events:increase1h", "61m", 3),
             ("slo:bad_ratio:increase1h", "61m", 0.25),
         ],
+    )
+
+
+@every_promtool
+def test_a_slice_without_any_good_event_is_bad_before_the_good_counter_exists(promtool: str, tmp_path: Path) -> None:
+    """A label such as code="200" has no series until the first success: an outage from the start must not be unseen."""
+    document = SESSION.replace("Occurrences", "Timeslices").replace(
+        "- target: 0.85", "- target: 0.95\n      timeSliceTarget: 0.9\n      timeSliceWindow: 5m"
+    )
+
+    expect(
+        promtool,
+        tmp_path,
+        document,
+        {PROMPTS: "0+10x70"},
+        [("slo:total_events:increase1h", "65m", 12), ("slo:bad_events:increase1h", "65m", 12)],
+    )
+
+
+ISOLATION = (SHIPPED / "isolation.yaml").read_text(encoding="utf-8")
+AUDITED = "prefixwatch_isolation_audited_requests_total"
+COST = "prefixwatch_prefix_miss_cost_ratio"
+
+
+@every_promtool
+@pytest.mark.parametrize(
+    ("document", "series", "bad_share"),
+    [
+        (SESSION, {PROMPTS: "0+100x65", HITS: "0+98x65"}, 0.02),
+        (SESSION, {PROMPTS: "0+100x65"}, 1.0),
+        (ISOLATION, {AUDITED: "0+100x65"}, 0.0),
+        (MISS_COST, {f'{COST}_bucket{{le="1.5"}}': "0+95x65", f"{COST}_count": "0+100x65"}, 0.05),
+    ],
+    ids=["good", "good without a series yet", "bad without a series yet", "histogram"],
+)
+def test_what_sloth_divides_is_the_bad_share_that_our_rules_record(
+    promtool: str, tmp_path: Path, *, document: str, series: dict[str, str], bad_share: float
+) -> None:
+    (tmp_path / "own.yaml").write_text(document)
+    [spec] = specifications(load_slos([tmp_path / "own.yaml"])).values()
+    events = spec["slos"][0]["sli"]["events"]
+    sloths = f"{events['error_query']} / {events['total_query']}".replace("{{.window}}", "1h")
+
+    expect(
+        promtool,
+        tmp_path,
+        document,
+        series,
+        [(sloths, "65m", bad_share), ("slo:bad_ratio:increase6h", "65m", bad_share)],
+    )
+
+
+@every_promtool
+def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_path: Path) -> None:
+    """15 % may be bad. Without traffic nothing is known; at 5 % bad a third is spent; all bad, it is gone at once."""
+    third = {PROMPTS: "0x60 100+100x360", HITS: "0x60 95+95x360"}
+    remaining, lasts = "slo:error_budget_remaining:ratio", "slo:error_budget_exhaustion:seconds"
+
+    expect(promtool, tmp_path, SESSION, {PROMPTS: "5x60", HITS: "4x60"}, [(remaining, "60m", None)])
+    expect(
+        promtool,
+        tmp_path,
+        SESSION,
+        third,
+        # In 6 hours 36,000 events are 5,400 of budget, of which 1,800 are spent: 3,600 are left, spent in 12 hours.
+        [(remaining, "7h", 0.667), (f"round({lasts}, 60)", "7h", 43_200)],
+    )
+    expect(
+        promtool,
+        tmp_path,
+        SESSION,
+        {PROMPTS: "0x60 100+100x360", HITS: "0x420"},
+        [(remaining, "7h", -5.667), (lasts, "7h", 0)],
+    )
+    expect(
+        promtool,
+        tmp_path,
+        SESSION,
+        {PROMPTS: "0x60 100+100x360", HITS: "0x60 100+100x360"},
+        [(remaining, "7h", 1), (lasts, "7h", None)],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import promql_parser as ast
@@ -12,6 +13,7 @@ from alerts.catalogue import load_catalogue
 from alerts.hygiene import compares, exporter_names, faults, metrics, ranges, template_faults, walk
 from alerts.rule import AlertingRule, RecordingRule, Rule, RuleFile
 from alerts.settings import SCRAPES_A_RANGE, RuleSettings
+from dashboards.definition import shipped
 from slo.window import seconds
 
 FILES = build()
@@ -53,7 +55,19 @@ def test_every_alert_has_all_that_is_needed_at_night() -> None:
         assert set(alert.annotations) == {"summary", "description", "exit_condition", "runbook_url", "dashboard"}
         assert "$value" in alert.annotations["description"], f"{alert.name}: without the measured value"
         assert alert.annotations["runbook_url"].endswith(f"/{alert.name}.md")
-        assert alert.annotations["dashboard"].removeprefix("/d/") in dashboards
+        assert alert.annotations["dashboard"].partition("?")[0].removeprefix("/d/") in dashboards
+
+
+def test_an_alerts_dashboard_opens_on_what_the_alert_is_about() -> None:
+    links = {alert.name: alert.annotations["dashboard"] for alert in ALERTS}
+    variables = {one.uid: set(one.variables) for one in shipped().values()}
+
+    assert links["WorkerSlow"] == "/d/prefixwatch-affinity?var-worker={{ $labels.target | urlquery }}"
+    assert links["TenantFlood"] == "/d/prefixwatch-affinity?var-tenant={{ $labels.tenant | urlquery }}"
+    assert links["SloBudgetBurnFast"] == "/d/prefixwatch-slo"
+    for name, link in links.items():
+        uid, _, query = link.removeprefix("/d/").partition("?")
+        assert set(re.findall(r"var-(\w+)=", query)) <= variables[uid], f"{name}: {link}"
 
 
 def test_templates_use_only_labels_that_the_alert_has() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 
 from alerts.alertmanager import configuration
 from alerts.build import RULES, build, rendered
-from alerts.catalogue import FOLDER, THRESHOLDS, load_catalogue, read_thresholds
+from alerts.catalogue import FOLDER, THRESHOLDS, Catalogue, load_catalogue, read_thresholds
 from alerts.scenario import TESTS, load_scenarios
 from alerts.scenario import rendered as rendered_tests
 from documents import DocumentError
@@ -73,18 +74,39 @@ def test_own_thresholds_replace_the_shipped_ones(tmp_path: Path) -> None:
     assert "the line is 30 %" in alert.description
 
 
+def own_thresholds(folder: Path, text: str) -> Catalogue:
+    (folder / "own.yaml").write_text(text)
+    return load_catalogue(folder / "own.yaml")
+
+
+def test_ones_own_thresholds_replace_the_shipped_ones_and_keep_their_minimum(tmp_path: Path) -> None:
+    """A row without a minimum must not leave a hole in the expression."""
+    made = own_thresholds(tmp_path, "PrefixHitRateLow: {threshold: 0.42, for: 5m, why: ours}\n")
+
+    alert = made.alert("PrefixHitRateLow")
+    assert alert.expr == (
+        "prefix_hit_rate_total < 0.42\nand on () sum(increase(prefixwatch_prefix_query_tokens_total[15m])) >= 20000"
+    )
+    assert alert.hold == "5m"
+    assert made.alert("EvictionChurn") == load_catalogue().alert("EvictionChurn")
+
+
+COUNTED = "TargetDown:\n  threshold: 1\n  for: 5m\n  minimum: 3\n  why: x\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("PrefixHitRate: {threshold: 1, for: 1m, why: x}", "PrefixHitRate: no alert with a threshold has this name"),
-        ("PrefixHitRateLow: {threshold: low, for: 1m, why: x}", "PrefixHitRateLow.threshold: Input should be a valid"),
-        ("PrefixHitRateLow: {threshold: 1, for: soon, why: x}", "PrefixHitRateLow.for: String should match"),
-        ("- 1", "expected alerts and their thresholds"),
+        ("A: {}\n", "own.yaml:1: A.threshold: missing"),
+        ("PrefixHitRatesLow: {threshold: 1, for: 5m, why: x}\n",
+         "own.yaml:1: PrefixHitRatesLow: no alert with a threshold has this name: did you mean PrefixHitRateLow?"),
+        ("TargetDown: {threshold: low, for: 1m, why: x}\n", "own.yaml:1: TargetDown.threshold: should be"),
+        ("TargetDown:\n  threshold: 1\n  for: soon\n  why: x\n", "own.yaml:3: TargetDown.for: "),
+        (COUNTED, "own.yaml:4: TargetDown.minimum: TargetDown counts no events: take it out"),
+        ("- 1\n", "own.yaml:1: expected a mapping of keys, found a list"),
+        ("", "own.yaml:1: expected alerts and their thresholds"),
     ],
-)
-def test_wrong_thresholds_say_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text(text)
-
-    with pytest.raises(DocumentError, match=message):
-        load_catalogue(own)
+)  # fmt: skip
+def test_thresholds_that_cannot_be_meant_are_named_with_their_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DocumentError, match=re.escape(message)):
+        own_thresholds(tmp_path, text)

@@ -200,3 +200,22 @@ def test_a_prometheus_rule_object_has_the_same_rules() -> None:
     assert (made["apiVersion"], made["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
     assert made["metadata"]["name"] == "prefixwatch-slo-ttft"
     assert [len(group["rules"]) for group in made["spec"]["groups"]] == [len(group.rules) for group in file.groups]
+
+
+def test_two_objectives_never_share_a_file(tmp_path: Path) -> None:
+    """Objectives of one SLO are numbered, and another may bear such a name: one would silently replace the other."""
+    two = MISS_COST + "    - op: lte\n      value: 3\n      target: 0.99\n"
+    (tmp_path / "own.yaml").write_text(two + "---\n" + MISS_COST.replace("name: miss-cost", "name: miss-cost-0", 1))
+
+    with pytest.raises(RuleError, match=r"own.yaml:\d+: miss-cost-0 would have the file of miss-cost/0 .*: rename one"):
+        build([tmp_path / "own.yaml"])
+
+
+def test_words_of_a_document_are_no_templates(tmp_path: Path) -> None:
+    text = MISS_COST.replace("displayName: Cost of a miss", "displayName: 'Cost of {{ a }} miss'", 1)
+
+    found = alerts(slo_file(loaded(tmp_path, text), load_catalogue(), RuleSettings()))
+
+    assert found["SloBudgetExhausted"].annotations["summary"] == (
+        'Cost of {{ "{{" }} a }} miss: the error budget is used up'
+    )

@@ -49,6 +49,9 @@ HEALTHY: dict[str, Pair] = {
     'in_flight_leak_requests{worker="a"}': (0, 0),
     'isolation_violations_total{kind="cross_tenant_hit"}': (0, 0),
     'isolation_violations_total{kind="unsalted_traffic"}': (0, 0),
+    'isolation_cached_tokens{target="a"}': (32_000, 32_000),
+    'isolation_duplicate_tokens{target="a"}': (0, 0),
+    'isolation_lost_hit_tokens_total{target="a"}': (0, 0),
 }
 
 
@@ -160,6 +163,18 @@ CASES: dict[str, tuple[str, dict[str, Pair | None]]] = {
             'tenant_prompt_tokens_total{tenant="x"}': (0, 300_000),
             'kv_blocks_evicted_total{target="a"}': (0, 10_000),
             'kv_blocks_regretted_total{target="a"}': (0, 3_000),
+        },
+    ),
+    "vllm-project/vllm#52655 (IS08): ten salts make ten copies of a system prompt of 6000 tokens": (
+        "salts_too_fine",
+        {
+            'isolation_cached_tokens{target="a"}': (60_000, 60_000),
+            'isolation_duplicate_tokens{target="a"}': (54_000, 54_000),
+            'isolation_lost_hit_tokens_total{target="a"}': (0, 54_000),
+            'prefix_hit_tokens_total{target="a",model="m",tier="gpu"}': (0, 31_000),
+            'prefix_funnel_tokens_total{stage="held"}': (0, 32_000),
+            "predicted_hit_tokens_total": (0, 31_000),
+            "delivered_hit_tokens_total": (0, 31_000),
         },
     ),
     "an independent A/B test (SL20): one request in seven is refused": (

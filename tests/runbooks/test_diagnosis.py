@@ -59,7 +59,10 @@ def test_where_nothing_is_measured_the_measuring_is_at_fault() -> None:
     empty = [observe(step, "cache", Answer(None, {}, 0, "no series")) for step in RUNBOOKS.steps.values()]
     found = diagnose(empty, RUNBOOKS).found
     assert found is not None
-    assert found.id == "exporter_blind"
+    assert found.id == "exporter_unseen"
+    assert not [o for o in diagnose(empty, RUNBOOKS).observations if o.state == "ok"], (
+        "what nobody measures is not fine"
+    )
 
 
 def test_a_bad_reading_without_a_cause_is_inconclusive() -> None:

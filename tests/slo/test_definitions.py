@@ -12,7 +12,7 @@ from slo.definition import HistogramIndicator, RatioIndicator, SloDefinition, Va
 from slo.definitions import load_slos
 from slo.document import load_objectives, load_request_objectives
 from slo.library import SHIPPED, shipped_names
-from slo.sloth import SlothError, specifications
+from slo.sloth import SlothError, losses, specifications
 
 MISS_COST = (SHIPPED / "miss-cost.yaml").read_text(encoding="utf-8")
 SESSION = (SHIPPED / "session-hit-rate.yaml").read_text(encoding="utf-8")
@@ -172,6 +172,109 @@ def test_a_histogram_of_another_exporter_is_cut_at_the_bounds_it_names(tmp_path:
     assert (str(indicator.histogram), indicator.bound) == ("http_seconds", 1.5)
 
 
+OFFICIAL = """\
+apiVersion: openslo/v1
+kind: SLO
+metadata:
+  name: service-availability
+spec:
+  service: web-availability
+  indicator:
+    metadata:
+      name: web-availability
+    spec:
+      ratioMetric:
+        good:
+          metricSource:
+            type: Prometheus
+            spec:
+              query: sum(rate(http_requests_total{code!~"5.."}[5m])) or vector(0)
+        total:
+          metricSource:
+            type: Prometheus
+            spec:
+              query: http_requests_total
+  timeWindow:
+    - duration: 1w
+      calendar:
+        startTime: 2022-01-01 12:00:00
+        timeZone: America/New_York
+  budgetingMethod: Timeslices
+  objectives:
+    - displayName: Objective
+      op: gt
+      target: 0.9995
+      timeSliceTarget: 0.95
+      timeSliceWindow: 1
+  alertPolicies: # none yet
+"""
+"""As OpenSLO's own examples are written: no counter, no isRolling, an unquoted time, bare minutes, an empty list."""
+
+
+def test_openslos_own_examples_are_read(tmp_path: Path) -> None:
+    slo = one(tmp_path, OFFICIAL)
+
+    assert isinstance(slo.indicator, RatioIndicator)
+    assert str(slo.indicator.good) == 'http_requests_total{code!~"5.."}'
+    assert slo.slices is not None
+    assert (slo.slices.seconds, slo.slices.target) == (60, 0.95)
+    assert slo.calendar is not None
+    assert (slo.calendar.days, slo.calendar.start_local_seconds, slo.calendar.offset_seconds) == (
+        *(7, 1_641_038_400),
+        -18_000,
+    )
+
+
+def test_counter_false_is_right_of_a_rate_and_wrong_of_a_gauge(tmp_path: Path) -> None:
+    """The rate of a counter goes up and down; the counter within it is what rules count."""
+    rates = FOREIGN.replace("counter: true", "counter: false")
+
+    assert isinstance(one(tmp_path, rates).indicator, RatioIndicator)
+    with pytest.raises(DocumentError, match=r"count events, counter: true \(of total: 'http_requests_total'\)"):
+        one(tmp_path, rates.replace("sum(rate(http_requests_total[5m]))", "http_requests_total"))
+
+
+def test_a_condition_that_asks_for_little_burning_is_read_as_meant_and_said_so(tmp_path: Path) -> None:
+    """OpenSLO's own example of a condition has `op: lte`."""
+    slo = one(tmp_path, FOREIGN.replace("op: gte", "op: lte"))
+
+    assert slo.conditions[0].factor == 10
+    [note] = slo.notes
+    assert note.startswith(f"{tmp_path / 'own.yaml'}:")
+    assert note.endswith("op lte is read as gte, as a budget that isn't spent needs no alert")
+
+
+def test_weights_of_a_composite_slo_are_said_not_to_count(tmp_path: Path) -> None:
+    text = FOREIGN.replace("    - target: 0.99\n", "    - target: 0.99\n      compositeWeight: 2\n")
+
+    assert one(tmp_path, text).notes == (
+        "web-availability: compositeWeight is not used: every objective has a budget and alerts of its own",
+    )
+
+
+def test_a_bound_in_a_query_is_matched_as_every_version_writes_it(tmp_path: Path) -> None:
+    """prometheus/prometheus#14485 (SL06): le="5" of others' documents would count nothing under Prometheus 3."""
+    text = OFFICIAL.replace('http_requests_total{code!~"5.."}', 'http_seconds_bucket{le="5", verb="GET"}')
+
+    indicator = one(tmp_path, text.replace("query: http_requests_total", "query: http_seconds_count")).indicator
+
+    assert isinstance(indicator, RatioIndicator)
+    assert str(indicator.good) == 'http_seconds_bucket{le=~"5([.]0)?", verb="GET"}'
+
+
+def test_another_version_is_refused_in_one_message(tmp_path: Path) -> None:
+    alpha = OFFICIAL.replace("openslo/v1", "openslo/v1alpha").replace("timeWindow:", "timeWindows:")
+
+    with pytest.raises(DocumentError) as caught:
+        one(tmp_path, alpha)
+
+    assert str(caught.value) == (
+        f"{tmp_path / 'own.yaml'}:1: apiVersion: should be 'openslo/v1', got 'openslo/v1alpha': in v1 queries stand in "
+        "indicator.spec (ratioMetric, thresholdMetric), and timeWindows {count: 30, unit: Day} is timeWindow "
+        "{duration: 30d, isRolling: true}: rewrite it"
+    )
+
+
 QUERY = "query: prefixwatch_prefix_miss_cost_ratio"
 HITS = "query: prefixwatch_session_hit_tokens_total"
 
@@ -193,6 +296,9 @@ FAULTS = [
     (SESSION, "counter: true", "counter: false", "counter:", "gauges can't be added up over time"),
     (SESSION, HITS, f'{HITS}{{tenant="a"}}', "query:", "has no label 'tenant': its labels are none"),
     (SESSION, HITS, "query: a_total / b_total", "spec:", "is more than a counter"),
+    (SESSION, HITS, f"{HITS} offset 1h", "spec:", "asks for another time: rules put their own windows around it"),
+    (SESSION, HITS, 'query: prefixwatch_prefix_miss_cost_ratio_bucket{le="1.4"}', "query:",
+     "1.4 is no bucket bound of prefixwatch_prefix_miss_cost_ratio_bucket: use 1.25 or 1.5"),
     (SESSION, "type: Prometheus", "type: Datadog", "type: Datadog", "datadog is not read here: rules are made for"),
     (SESSION, 'minimum-events: "100000"', 'minimum-events: "none"', "minimum-events", "'none' is no number"),
     (SESSION, "prefixwatch.dev/switch", "prefixwatch.dev/swich", "annotations:", "unknown annotation"),
@@ -226,10 +332,10 @@ def test_a_fault_names_file_line_and_remedy(
 @pytest.mark.parametrize(
     ("zone", "start", "duration", "message"),
     [
-        ("Europe/Berlin", "2026-01-01", "1M", "Europe/Berlin can't be kept: Prometheus' clock is UTC"),
-        ("UTC", "2026-01-15", "1M", "starts on its first day at 00:00"),
-        ("UTC", "2026-01-01", "1Q", "1Q is not read as a calendar window: use d, w, 1M or 1Y"),
-        ("UTC", "2026-02-01", "1Y", "a calendar year starts in January"),
+        ("Europe/Bonn", "2026-01-01", "1M", "'Europe/Bonn' is no time zone of the IANA database"),
+        ("UTC", "2026-01-31", "1M", "can't start on day 31, which some months lack: use 1 to 28"),
+        ("UTC", "2026-02-30", "1M", "'2026-02-30' day is out of range"),
+        ("UTC", "2026-01-01", "36h", "36h is not read as a calendar window: use d, w, M"),
     ],
 )
 def test_calendar_windows_that_cannot_be_kept_are_refused(
@@ -260,13 +366,39 @@ def test_sloth_gets_the_same_events() -> None:
     assert session["objective"] == 85
     assert session["sli"]["events"] == {
         "error_query": "(sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}])) - "
-        "sum(rate(prefixwatch_session_hit_tokens_total[{{.window}}])))",
+        "(sum(rate(prefixwatch_session_hit_tokens_total[{{.window}}])) or "
+        "0 * sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}]))))",
         "total_query": "sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}]))",
     }
     assert 'prefixwatch_prefix_miss_cost_ratio_bucket{le="1.5"}' in miss_cost["sli"]["events"]["error_query"]
     assert isolation["sli"]["events"]["error_query"] == (
-        'sum(rate(prefixwatch_isolation_violations_total{kind="cross_tenant_hit"}[{{.window}}]))'
+        '(sum(rate(prefixwatch_isolation_violations_total{kind="cross_tenant_hit"}[{{.window}}])) or '
+        "0 * sum(rate(prefixwatch_isolation_audited_requests_total[{{.window}}])))"
     )
+
+
+def test_what_sloth_is_not_told_is_said(tmp_path: Path) -> None:
+    """28 days is a switch of Sloth's command line, so such SLOs have a file of their own."""
+    slo = one(tmp_path, FOREIGN)
+
+    assert list(specifications([slo])) == ["web-28d"]
+    assert losses([slo]) == [
+        "web-availability: its period is 28d: run sloth generate --default-slo-period=28d on its file",
+        "web-availability: Sloth has its own burn rates: those of the alertPolicies are left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("duration: 30d", "duration: 7d", "miss-cost has a period of 7d, and Sloth has windows for 30d and 28d"),
+        ("service: llm-serving", "service: ../llm", "Sloth can't have a service named '../llm'"),
+        ("name: miss-cost", "name: m", "Sloth can't have an SLO named 'm': use two or more letters"),
+    ],
+)
+def test_what_sloth_cannot_be_given_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(SlothError, match=message):
+        specifications([one(tmp_path, MISS_COST.replace(old, new))])
 
 
 def test_what_sloth_cannot_say_is_refused(tmp_path: Path) -> None:
