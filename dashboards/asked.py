@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from dashboards.classic import classic, targets
 from dashboards.definition import shipped
 from dashboards.expressions import EVERYTHING, rate_interval_seconds, substituted
 from dashboards.panel_queries import MISSING
+from dashboards.panels import TODAY
 
 _LABEL_VALUES = re.compile(r"label_values\((?P<selector>.+), (?P<label>\w+)\)")
 
@@ -35,6 +37,8 @@ class Asked:
     label: str = ""
     """The label whose values are asked for."""
     legend: str = ""
+    today: bool = False
+    """Whether its range is the day so far, whatever time is chosen."""
 
     @property
     def explains(self) -> bool:
@@ -59,8 +63,13 @@ class Shown:
         """For about 100 points."""
         return max(self.range_seconds / 100, self.scrape_seconds)
 
+    def query(self, asked: Asked, now: float) -> str:
+        """As Prometheus gets it at this time, in Unix seconds."""
+        shown = replace(self, range_seconds=day_so_far_seconds(now)) if asked.today else self
+        return shown.expanded(asked.expr)
+
     def expanded(self, expr: str) -> str:
-        """As Prometheus gets it."""
+        """The expression with variables and intervals put in."""
         rate = rate_interval_seconds(self.step_seconds, self.scrape_seconds)
         filters = dict.fromkeys(("cluster", "job", "model", "worker", "tenant"), EVERYTHING) | dict(self.chosen or {})
         times = {"__rate_interval": _duration(rate), "__range": _duration(self.range_seconds)}
@@ -84,7 +93,14 @@ def asked_by(name: str, model: dict[str, Any]) -> Iterator[Asked]:
         yield Asked(name, ANNOTATION, annotation["name"], annotation["expr"], "range")
     for panel, target in targets(model["panels"]):
         kind: Literal["range", "instant"] = "instant" if target.get("instant") else "range"
-        yield Asked(name, panel["title"], target["refId"], target["expr"], kind, legend=target["legendFormat"])
+        today = panel.get("timeFrom") == TODAY
+        yield Asked(name, panel["title"], target["refId"], target["expr"], kind, "", target["legendFormat"], today)
+
+
+def day_so_far_seconds(now: float) -> float:
+    """Since midnight where this runs, and a minute at least: a range of nothing is refused."""
+    midnight = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)
+    return max(now - midnight.timestamp(), 60.0)
 
 
 def _duration(seconds: float) -> str:

@@ -98,7 +98,7 @@ async def check(prometheus: Prometheus, shown: Shown, end: float | None = None) 
 
 
 async def _outcome(asked: Asked, prometheus: Prometheus, shown: Shown, now: float, listed: MayBeEmpty) -> Outcome:
-    expr, start = shown.expanded(asked.expr), now - shown.range_seconds
+    expr, start = shown.query(asked, now), now - shown.range_seconds
     try:
         if asked.kind == "label values":
             count = len([value for value in await prometheus.label_values(expr, asked.label, start, now) if value])

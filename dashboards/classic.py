@@ -11,7 +11,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.definition import Dashboard
+from dashboards.definition import Dashboard, shipped
 from dashboards.expressions import EVERYTHING
 from dashboards.look import PlacedRow, placed
 from dashboards.panels import DATASOURCE, classic_panel
@@ -63,6 +63,12 @@ def annotation_queries(dashboard: Dashboard) -> dict[str, str]:
     }
 
 
+def title_of(dashboard: Dashboard) -> str:
+    """With its place in a diagnosis, as Grafana lists dashboards by their titles."""
+    place = [one.uid for one in shipped().values()].index(dashboard.uid) + 1
+    return f"prefixwatch / {place} {dashboard.title}"
+
+
 def variables_of(dashboard: Dashboard) -> list[QueryVariable]:
     """The query variables of a dashboard, in the order of the page."""
     return [QUERY_VARIABLES[name] for name in ("cluster", "job", *dashboard.variables)]
@@ -91,7 +97,7 @@ def _without_noise(value: Any) -> None:
 
 def classic_model(dashboard: Dashboard, runbooks: str) -> model.Dashboard:
     """The same as the SDK's model."""
-    built = builders.Dashboard(f"prefixwatch / {dashboard.title}").uid(dashboard.uid).description(dashboard.about)
+    built = builders.Dashboard(title_of(dashboard)).uid(dashboard.uid).description(dashboard.about)
     built.tags([TAG]).editable().refresh(REFRESH).time("now-1h", "now").timezone("browser")
     built.tooltip(model.DashboardCursorSync.CROSSHAIR)
     for variable in _variables(dashboard, runbooks):

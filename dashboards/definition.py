@@ -43,21 +43,34 @@ class Query(_Strict):
     """One PromQL query of a panel, with the macros of `dashboards.expressions` and without any filter."""
 
     expr: str = Field(min_length=1)
-    legend: str = Field(description="the series' name, e.g. {{target}}")
+    legend: str = Field(description="the series' name, e.g. {{target}}; of a table the column's")
+    unit: Unit | None = Field(default=None, description="where it isn't the panel's")
 
 
 class Line(_Strict):
-    """A threshold, named and never restated: of an alert, or of an SLO."""
+    """A threshold, named and never restated: of an alert, of an SLO, of a burn rate, or of an error budget."""
 
     alert: str | None = Field(default=None, description="an alert of alerts/thresholds.yaml")
+    bad: Literal["above", "below"] | None = Field(
+        default=None, description="the alert's bad side here, where the panel counts what the alert looks at one by one"
+    )
     slo: str | None = Field(default=None, description="a shipped SLO")
     of: Literal["bound", "target"] = Field(default="bound", description="the SLO's threshold, or its target")
+    burn: str | None = Field(default=None, description="the long window of a burn rate that is alerted on, e.g. 1h")
+    budget: Literal["gone"] | None = Field(default=None, description="where nothing of an error budget is left")
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
-        if (self.alert is None) == (self.slo is None):
-            raise ValueError("give one of alert and slo")
+        if sum(name is not None for name in (self.alert, self.slo, self.burn, self.budget)) != 1:
+            raise ValueError("give one of alert, slo, burn and budget")
         return self
+
+
+class Sorted(_Strict):
+    """The column that a table is sorted by at first."""
+
+    column: str
+    descending: bool = False
 
 
 class Panel(_Strict):
@@ -75,6 +88,8 @@ class Panel(_Strict):
     minimum: float | None = Field(default=None, alias="min")
     maximum: float | None = Field(default=None, alias="max")
     stacked: bool = False
+    today: bool = Field(default=False, description="whether it shows the day so far, whatever time is chosen")
+    sort: Sorted | None = Field(default=None, description="of a table; the answer to its question comes first")
     labels_only: bool = Field(default=False, description="whether a table leaves its value out, which is always 1")
     logarithmic: bool = Field(default=False, description="whether the value axis is")
 

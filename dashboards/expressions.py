@@ -2,7 +2,8 @@
 
 Macros: `$ratio(a, b)` is a division that has no value, rather than NaN, where b is 0; `$share(a, b)` is one by the
 single value b. `$quantile(q, family, label, …)` is a quantile by these labels, of classic and of native histograms,
-absent without observations.
+absent without observations; `$observed(family, label, …)` is how many a second they observe. `$both(a, b)` is the lower
+of the two.
 """
 
 from __future__ import annotations
@@ -97,7 +98,26 @@ def _quantile(q: str, family: str, *labels: str) -> str:
     return f"(({classic}) and on ({by}) ({counted})) or {native}"
 
 
-_MACROS: Mapping[str, Callable[..., str]] = {"share": _share, "ratio": _ratio, "quantile": _quantile}
+def _both(one: str, other: str) -> str:
+    """The lower of the two; a part of one alone doesn't count."""
+    return f"(({one}) <= ({other}) or ({other}) < ({one}))"
+
+
+def _observed(family: str, *labels: str) -> str:
+    """A histogram that is stored in its native form only has no series of counts (SL11)."""
+    name, _, matchers = family.partition("{")
+    where, by = "{" + matchers if matchers else "", ", ".join(labels)
+    native = f"histogram_count(sum by ({by}) (rate({name}{where}[{RATE_INTERVAL}])))"
+    return f"(sum by ({by}) (rate({name}_count{where}[{RATE_INTERVAL}])) or {native})"
+
+
+_MACROS: Mapping[str, Callable[..., str]] = {
+    "share": _share,
+    "ratio": _ratio,
+    "quantile": _quantile,
+    "observed": _observed,
+    "both": _both,
+}
 
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:

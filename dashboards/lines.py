@@ -9,6 +9,7 @@ from functools import cache
 from typing import Literal
 
 from alerts.build import known_metrics
+from alerts.burn_rate import WORKBOOK
 from alerts.catalogue import THRESHOLDS, Catalogue, load_catalogue, read_thresholds
 from alerts.catalogue import Threshold as AlertThreshold
 from dashboards.definition import Line
@@ -18,8 +19,9 @@ from slo.definitions import load_slos
 from slo.document import load_request_objectives
 from slo.library import shipped_names
 from slo.objective import Condition
+from slo.window import promql
 
-_COMPARISON = re.compile(r"([<>])=?\s*\$threshold")
+_COMPARISON = re.compile(r"(?:([<>])=?|==)\s*\$threshold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,26 @@ class Threshold:
 
 def threshold(line: Line, place: str) -> Threshold:
     """Raises DocumentError for a name that doesn't exist or has no value to draw."""
-    return _of_alert(line.alert, place) if line.alert else _of_slo(line, place)
+    if line.alert:
+        return _of_alert(line.alert, line.bad, place)
+    if line.burn:
+        return _of_burn(line.burn, place)
+    if line.budget:
+        return Threshold(0.0, "below", True, "SloBudgetExhausted: 0 or below")
+    return _of_slo(line, place)
 
 
-def _of_alert(name: str, place: str) -> Threshold:
+def _of_burn(window: str, place: str) -> Threshold:
+    """Of the workbook's table; an SLO of another window or a large budget is alerted on by rates of its own."""
+    for factor, long_seconds, severity in WORKBOOK:
+        if promql(long_seconds) == window:
+            name = "SloBudgetBurnFast" if severity == "page" else "SloBudgetBurnSlow"
+            return Threshold(factor, "above", severity == "page", f"{name}: {window} above {factor:g} times")
+    windows = ", ".join(promql(seconds) for _, seconds, _ in WORKBOOK)
+    raise DocumentError(f"{place}: lines: no burn rate of '{window}' is alerted on: there are {windows}")
+
+
+def _of_alert(name: str, side: Literal["above", "below"] | None, place: str) -> Threshold:
     values = alert_thresholds()
     spec = next((one for group in catalogue().groups for one in group.alerts if one.alert == name), None)
     if spec is None or spec.expr is None or name not in values:
@@ -46,9 +64,10 @@ def _of_alert(name: str, place: str) -> Threshold:
     found = _COMPARISON.search(spec.expr)
     if found is None:
         raise DocumentError(f"{place}: lines: {name} doesn't compare with a threshold that can be drawn")
-    bad: Literal["above", "below"] = "above" if found[1] == ">" else "below"
-    value = values[name].threshold
-    return Threshold(value, bad, True, f"{name}: {bad} {value:g} for {values[name].for_}")
+    own: Literal["above", "below"] = "above" if found[1] == ">" else "below"
+    value, bad = values[name].threshold, side or own
+    words = bad if found[1] or side else "at"
+    return Threshold(value, bad, True, f"{name}: {words} {value:g} for {values[name].for_}")
 
 
 def _of_slo(line: Line, place: str) -> Threshold:
@@ -67,7 +86,8 @@ def _of_slo(line: Line, place: str) -> Threshold:
 
 
 JUST_ABOVE_NONE = 1e-9
-"""Drawn for a threshold of 0: Grafana colours a value that equals a step, an alert on `> 0` wants more than none."""
+"""Drawn for a threshold of 0: Grafana gives a value that equals a step the colour above it, and 0 belongs to what is
+below: not to what an alert on `> 0` fires at, and to what one on `== 0` or `<= 0` does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def _element(panel: dict[str, Any]) -> v2.PanelKind:
             v2.TransformationKind(kind=each["id"], spec=v2.DataTransformerConfig.from_json(each))
             for each in panel.get("transformations", ())
         ],
-        query_options=v2.QueryOptionsSpec(),
+        query_options=v2.QueryOptionsSpec(time_from=panel.get("timeFrom")),
     )
     look = v2.VizConfigSpec(options=panel["options"], field_config=v2.FieldConfigSource.from_json(panel["fieldConfig"]))
     return v2.PanelKind(

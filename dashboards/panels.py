@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grafana_foundation_sdk.builders import bargauge, common, heatmap, stat, table, timeseries
@@ -13,8 +14,8 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import heatmap as heatmap_options
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards.definition import Dashboard, Kind, Panel
-from dashboards.lines import Step, steps, threshold
+from dashboards.definition import Dashboard, Kind, Panel, Unit
+from dashboards.lines import Step, Threshold, steps, threshold
 from dashboards.look import METRIC_GONE, UNITS, Placed, beyond_buckets, links
 from dashboards.panel_queries import LOST, PanelQuery, description, missing_signals, queries_of, top_bound
 from documents import DocumentError
@@ -29,6 +30,12 @@ _WIDE = 12
 """Columns from which a legend may be a table."""
 _SOFT_MAXIMUM_RATIO = 0.1
 """An axis of shares that are all 0 would end at 10,000 %."""
+_SOFT_MAXIMUM_COUNT = 1.0
+"""An axis of counts that are all 0 would end at 100, and no single event be seen to come."""
+_COUNTS: frozenset[Unit] = frozenset({"short", "requests"})
+TODAY = "now/d"
+_LABEL_WIDTH, _YES_NO_WIDTH = 140, 90
+"""Pixels of a table's columns of labels after its first, and of one that says yes or no."""
 
 
 def classic_panel(placed: Placed, dashboard: Dashboard) -> Any:
@@ -39,6 +46,8 @@ def classic_panel(placed: Placed, dashboard: Dashboard) -> Any:
     if len({one.bad for one in thresholds}) > 1:
         raise DocumentError(f"{place}: lines: one is a floor and one a ceiling: draw them on panels of their own")
     built = _BY_KIND[panel.kind](panel)
+    if panel.kind == "timeseries":
+        _axis(built, panel, thresholds)
     built.id(placed.id).title(panel.title).datasource(DATASOURCE)
     built.description(description(panel, [one.says for one in thresholds]))
     built.grid_pos(model.GridPos(h=panel.height, w=panel.width, x=placed.x, y=placed.y))
@@ -46,7 +55,10 @@ def classic_panel(placed: Placed, dashboard: Dashboard) -> Any:
     built.mappings(_mappings(panel)).thresholds(_thresholds(steps(thresholds)))
     built.links([_link(link.title, link.url) for link in links(panel)])
     for query in queries_of(panel, dashboard):
-        built.with_target(_target(query, panel.kind))
+        built.with_target(_target(query, panel))
+    _own_units(built, panel)
+    if panel.today:
+        built.time_from(TODAY)
     if panel.minimum is not None:
         built.min(panel.minimum)
     if panel.maximum is not None:
@@ -54,8 +66,35 @@ def classic_panel(placed: Placed, dashboard: Dashboard) -> Any:
     return built
 
 
-def _target(query: PanelQuery, kind: Kind) -> Dataquery:
-    instant = kind in {"table", "bargauge"}
+def _own_units(built: Any, panel: Panel) -> None:
+    """A time series has an axis for each unit. A table's columns go by their names, as merged frames have no query; a
+    heatmap has the unit at its axis."""
+    if panel.kind == "heatmap":
+        return
+    for number, query in enumerate(panel.queries):
+        if query.unit is not None:
+            unit = [model.DynamicConfigValue(id_val="unit", value=UNITS[query.unit])]
+            if panel.kind == "table":
+                built.override_by_name(query.legend, unit)
+            else:
+                built.override_by_query(chr(ord("A") + number), unit)
+
+
+def _axis(built: Any, panel: Panel, thresholds: Sequence[Threshold]) -> None:
+    """Ends of the value axis where the values themselves set none that can be read."""
+    if panel.unit == "percentunit" and panel.maximum is None:
+        built.axis_soft_max(_SOFT_MAXIMUM_RATIO)
+    if any(one.value == 0 for one in thresholds):
+        built.axis_soft_min(0)  # a line outside the axis is drawn over the times below it
+        if panel.unit in _COUNTS:
+            built.axis_soft_max(_SOFT_MAXIMUM_COUNT)
+
+
+def _target(query: PanelQuery, panel: Panel) -> Dataquery:
+    """At one moment where no course is drawn, and for the day so far: a sum over a day at each point is slow and says
+    nothing that its last doesn't."""
+    kind, explains = panel.kind, query.explains
+    instant = kind in {"table", "bargauge"} or (panel.today and not explains)
     formats = {"table": PromQueryFormat.TABLE, "heatmap": PromQueryFormat.HEATMAP}
     built = Dataquery().expr(query.expr).legend_format(query.legend).ref_id(query.ref).datasource(DATASOURCE)
     built.format(formats.get(kind, PromQueryFormat.TIME_SERIES)).interval(SCRAPE_INTERVAL)
@@ -70,21 +109,21 @@ def _stat(panel: Panel) -> stat.Panel:
 
 
 def _timeseries(panel: Panel) -> timeseries.Panel:
-    legend = common.VizLegendOptions().show_legend(True).placement(options.LegendPlacement.BOTTOM)
+    legend = common.VizLegendOptions().show_legend(True)
     if panel.width >= _WIDE:
         legend.display_mode(options.LegendDisplayMode.TABLE).calcs(["lastNotNull", "max"])
+        legend.placement(options.LegendPlacement.RIGHT)  # below, it would leave a few lines to the curves
     else:
-        legend.display_mode(options.LegendDisplayMode.LIST)
+        legend.display_mode(options.LegendDisplayMode.LIST).placement(options.LegendPlacement.BOTTOM)
     tooltip = common.VizTooltipOptions().mode(options.TooltipDisplayMode.MULTI).sort(options.SortOrder.DESCENDING)
     built = timeseries.Panel().legend(legend).tooltip(tooltip).line_width(1).show_points(options.VisibilityMode.AUTO)
     built.span_nulls(False)
     if panel.lines:
         style = common.GraphThresholdsStyleConfig().mode(options.GraphThresholdsStyleMode.DASHED)
         built.thresholds_style(style)
-    if panel.unit == "percentunit" and panel.maximum is None:
-        built.axis_soft_max(_SOFT_MAXIMUM_RATIO)
-    if panel.stacked:
-        built.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL)).fill_opacity(30)
+    if panel.stacked:  # without lines: that of a layer of nothing would lie on the one below and look like its own
+        built.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL)).fill_opacity(60).line_width(0)
+        built.min(0)  # an area that doesn't begin at 0 tells of no share
     if panel.logarithmic:
         scale = common.ScaleDistributionConfig().type(options.ScaleDistribution.LOG).log(10)
         built.scale_distribution(scale)
@@ -103,11 +142,20 @@ def _table(panel: Panel) -> table.Panel:
     if len(panel.queries) == 1:
         names["Value"] = panel.queries[0].legend
     hidden = {"Time": True, "Value": True} if panel.labels_only else {"Time": True}
-    organised = {"excludeByName": hidden, "renameByName": names}
+    places = {name: place for place, name in enumerate([*_labels(panel), *values])}
+    organised = {"excludeByName": hidden, "renameByName": names, "indexByName": places}
     nothing = model.DynamicConfigValue(id_val="noValue", value="–")
+    built = table.Panel()
+    if panel.sort is not None:
+        order = common.TableSortByFieldState().display_name(panel.sort.column).desc(panel.sort.descending)
+        built.sort_by([order])
+    narrow = dict.fromkeys(_labels(panel)[1:], _LABEL_WIDTH)
+    if panel.unit == "bool" and not panel.labels_only:
+        narrow |= dict.fromkeys((query.legend for query in panel.queries), _YES_NO_WIDTH)
+    for name, width in narrow.items():  # the first column takes what these leave: long names are cut off otherwise
+        built.override_by_name(name, [model.DynamicConfigValue(id_val="custom.width", value=width)])
     return (
-        table.Panel()
-        .with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
+        built.with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
         .with_transformation(model.DataTransformerConfig(id_val="organize", options=organised))
         .cell_height(options.TableCellHeight.SM)
         .filterable(True)
@@ -116,9 +164,16 @@ def _table(panel: Panel) -> table.Panel:
     )
 
 
+def _labels(panel: Panel) -> list[str]:
+    """Of a table's rows, in the order in which its query names them."""
+    by = re.search(r"\bby \(([^)]*)\)", panel.queries[0].expr)
+    return [label.strip() for label in by[1].split(",")] if by else []
+
+
 def _heatmap(panel: Panel) -> heatmap.Panel:
+    axis = heatmap.YAxisConfig().unit(UNITS[panel.queries[0].unit or panel.unit])
     colours = heatmap.HeatmapColorOptions().mode(heatmap_options.HeatmapColorMode.SCHEME).scheme("Viridis").steps(32)
-    return heatmap.Panel().calculate(False).color(colours)
+    return heatmap.Panel().calculate(False).color(colours).y_axis(axis)
 
 
 _BY_KIND: Mapping[Kind, Callable[[Panel], Any]] = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dashboards.asked import day_so_far_seconds
 from dashboards.expressions import EVERYTHING, rate_interval_seconds, substituted
+from dashboards.panels import TODAY
 from dashboards.prometheus import Prometheus
 from dashboards.render.frames import Frame, Query, frames
 from documents import DocumentError
@@ -44,6 +46,9 @@ def queries(panel: Mapping[str, Any], view: View, points: int) -> list[Query]:
     `points`: how many the panel has room for.
     """
     targets = [each for each in panel.get("targets") or [] if each.get("expr") and not each.get("hide")]
+    if panel.get("timeFrom") == TODAY:
+        start = view.window.end - day_so_far_seconds(view.window.end)
+        view = replace(view, window=replace(view.window, start=start))
     return [_query(target, view, points, len(targets) == 1) for target in targets]
 
 

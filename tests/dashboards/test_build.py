@@ -67,7 +67,8 @@ def test_both_forms_say_the_same(name: str) -> None:
         assert queries == [target["expr"] for target in panel["targets"]]
         assert element["vizConfig"]["group"] == panel["type"]
         assert element["vizConfig"]["spec"]["options"] == panel["options"]
-        assert element["vizConfig"]["spec"]["fieldConfig"]["defaults"] == panel["fieldConfig"]["defaults"]
+        assert element["vizConfig"]["spec"]["fieldConfig"] == panel["fieldConfig"]
+        assert element["data"]["spec"]["queryOptions"].get("timeFrom") == panel.get("timeFrom")
     placed = [item for row in spec["layout"]["spec"]["rows"] for item in row["spec"]["layout"]["spec"]["items"]]
     assert [item["spec"]["element"]["name"] for item in placed] == [f"panel-{number}" for number in sorted(panels)]
     assert [v["spec"]["name"] for v in spec["variables"]] == [v["name"] for v in classic["templating"]["list"]]

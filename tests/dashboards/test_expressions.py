@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import promql_parser
 import pytest
 
-from dashboards.asked import Shown
+from dashboards.asked import Asked, Shown
 from dashboards.expressions import expanded, finished, rate_interval_seconds, recorded
 from documents import DocumentError
 
@@ -34,6 +36,20 @@ def test_a_quantile_is_of_classic_and_of_native_histograms() -> None:
         ' (rate(prefixwatch_ttft_seconds{cache="hit"}[$__rate_interval])))'
     )
     promql_parser.parse(text.replace("$__rate_interval", "5m"))
+
+
+def test_observations_are_counted_of_classic_and_of_native_histograms() -> None:
+    text = expanded("$observed(prefixwatch_kv_transfer_seconds, source)")
+
+    assert text == (
+        "(sum by (source) (rate(prefixwatch_kv_transfer_seconds_count[$__rate_interval]))"
+        " or histogram_count(sum by (source) (rate(prefixwatch_kv_transfer_seconds[$__rate_interval]))))"
+    )
+    promql_parser.parse(text.replace("$__rate_interval", "5m"))
+
+
+def test_both_is_the_lower_of_two() -> None:
+    assert expanded("$both(a, b)") == "((a) <= (b) or (b) < (a))"
 
 
 def test_a_parenthesis_that_stays_open_is_told_with_its_place() -> None:
@@ -78,3 +94,11 @@ def test_all_of_a_variable_is_a_pattern_and_the_longest_name_goes_first() -> Non
     shown = Shown(range_seconds=600.0, chosen={"worker": "a|b"})
 
     assert shown.expanded('x{target=~"$worker", job=~"$job"}[$__range]') == 'x{target=~"a|b", job=~".*"}[600000ms]'
+
+
+def test_the_day_so_far_is_a_range_of_its_own() -> None:
+    asked = Asked("overview", "Spared today", "A", "sum(increase(x_total[$__range]))", "instant", today=True)
+    noon = datetime(2026, 11, 29, 12, 0).timestamp()
+
+    assert Shown(range_seconds=900.0).query(asked, noon) == "sum(increase(x_total[43200000ms]))"
+    assert Shown().query(asked, noon - 43_200) == "sum(increase(x_total[60000ms]))", "at midnight a range is no 0"

@@ -19,6 +19,11 @@ from documents import DocumentError
         (Line(slo="router-decision"), 0.012, "above"),
         (Line(slo="ttft"), 0.5, "above"),
         (Line(slo="session-hit-rate", of="target"), 0.85, "below"),
+        (Line(alert="ExporterDown"), 0, "below"),
+        (Line(alert="TargetDown", bad="above"), 0, "above"),
+        (Line(burn="1h"), 14.4, "above"),
+        (Line(burn="3d"), 1, "above"),
+        (Line(budget="gone"), 0, "below"),
     ],
     ids=str,
 )
@@ -34,6 +39,7 @@ def test_a_line_is_the_alerts_or_the_objectives(line: Line, value: float, bad: s
         (Line(alert="Nothing"), "here: lines: no alert 'Nothing' has a threshold"),
         (Line(alert="SloBudgetBurnFast"), "here: lines: no alert 'SloBudgetBurnFast' has a threshold"),
         (Line(slo="nothing"), "here: lines: no SLO 'nothing': there are availability"),
+        (Line(burn="2h"), "here: lines: no burn rate of '2h' is alerted on: there are 1h, 6h, 1d, 3d"),
         (Line(slo="goodput"), "here: lines: SLO goodput has no single bound .*: use `of: target`"),
     ],
     ids=str,
@@ -55,6 +61,7 @@ def test_an_alerts_side_is_red_and_an_objectives_orange() -> None:
     assert steps(ceiling) == [Step(None, "green"), Step(1.0, "orange"), Step(2.0, "red")]
     assert steps([_threshold(0, "above")]) == [Step(None, "green"), Step(JUST_ABOVE_NONE, "red")]
     assert steps([_threshold(1, "above"), _threshold(1, "above", serious=False)])[1] == Step(1, "red")
+    assert steps([_threshold(0, "below")]) == [Step(None, "red"), Step(JUST_ABOVE_NONE, "green")]
     assert steps([]) == [Step(None, "text")]
 
 

@@ -1,4 +1,5 @@
 import {
+  applyNullInsertThreshold,
   dateTime,
   getDisplayValueAlignmentFactors,
   getFieldDisplayValues,
@@ -147,9 +148,14 @@ const LEGEND: VizLegendOptions = {
 
 function Lines({ panel, data, width, height, range }: PanelProps): ReactElement {
   const legend = { ...LEGEND, ...((panel.options ?? {}) as Options).legend };
+  // As Grafana's panel does before it draws: the component itself fills the gaps of the first series only.
+  const [refFieldPseudoMin, refFieldPseudoMax] = [range.from.valueOf(), range.to.valueOf()];
+  const frames = data.series
+    .filter((frame) => frame.length > 0)
+    .map((frame) => applyNullInsertThreshold({ frame, refFieldPseudoMin, refFieldPseudoMax }));
   return (
     <TimeSeries
-      frames={data.series.filter((frame) => frame.length > 0)}
+      frames={frames}
       structureRev={1}
       timeRange={range}
       timeZone="utc"
