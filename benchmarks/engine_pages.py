@@ -47,7 +47,7 @@ def _head(length: int) -> bytes:
 
 
 def serve(port: Synchronized[int], served: Synchronized[int], listening: Event) -> None:
-    """Answer until killed. `served` counts pages; POSTs, which a forwarding scraper sends, are taken and dropped."""
+    """Answer every request with its engine's next page until killed. `served` counts pages."""
     # Numbers grow over the moments and start again: once in fifty scrapes an engine looks restarted.
     texts = [(_head(len(before) + _DIGITS + len(after)) + before, after) for before, after in pages()]
 
@@ -57,26 +57,12 @@ def serve(port: Synchronized[int], served: Synchronized[int], listening: Event) 
             own = ipaddress.IPv4Address(transport.get_extra_info("sockname")[0])
             self.engine = int(own) - int(_FIRST_ADDRESS)
             self.turn = self.engine
-            self.unread = 0
 
-        def data_received(self, data: bytes) -> None:
-            if self.unread or data.startswith(b"POST"):
-                self.sink(data)
-                return
+        def data_received(self, _: bytes) -> None:
             before, after = texts[self.turn % _MOMENTS]
             self.turn += 1
             self.transport.writelines([before, b"%0*d" % (_DIGITS, 27_000 + self.engine), after])
             served.value += 1
-
-        def sink(self, data: bytes) -> None:
-            if not self.unread:
-                opening, _, data = data.partition(b"\r\n\r\n")
-                match = re.search(rb"(?i)content-length: (\d+)", opening)
-                self.unread = int(match[1]) if match else 0
-            self.unread -= len(data)
-            if self.unread <= 0:
-                self.unread = 0
-                self.transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     async def main() -> None:
         server = await asyncio.get_running_loop().create_server(Engine, "0.0.0.0", 0, backlog=4096)

@@ -31,6 +31,7 @@ import yaml
 
 from benchmarks.engine_pages import address, serve
 from benchmarks.growth_plot import Line, Panel, growth_svg
+from benchmarks.remote_write_sink import sink
 from engines.process import free_port
 
 AIM_RATIO = 0.5
@@ -40,6 +41,8 @@ _SHORTEST_SECONDS = 0.25
 _PAGE_EVERY_SECONDS = 15.0
 _PAGE_TIMEOUT_SECONDS = 120.0
 _READY_SECONDS = 120.0
+_KEPT_PACE = 0.9
+"""Of the scrapes that the interval asks for: who made fewer left work out, and its figure says less."""
 
 Command = Callable[[Path, str, float, int], tuple[list[str], str]]
 
@@ -55,6 +58,8 @@ class Figure:
     cpu_ms_per_scrape: float
     core_share: float
     rss_mb: float
+    pace: float
+    """Scrapes made over those that the interval asked for."""
 
 
 def exporter(folder: Path, targets: str, interval_seconds: float, _: int) -> tuple[list[str], str]:
@@ -116,10 +121,11 @@ def _scrape_config(folder: Path, targets: str, interval_seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Pages:
-    """The server of all targets."""
+    """The servers of all targets, and of what is forwarded."""
 
     port: int
     served: Synchronized[int]
+    sink_port: int
 
 
 def measure(name: str, count: int, pages: Pages, *, warm_seconds: float, seconds: float) -> Figure:
@@ -130,7 +136,7 @@ def measure(name: str, count: int, pages: Pages, *, warm_seconds: float, seconds
         folder = Path(where)
         targets = folder / "targets.json"
         targets.write_text(json.dumps([{"targets": [f"{address(engine)}:{port}" for engine in range(count)]}]))
-        command, page = SCRAPERS[name](folder, str(targets), interval_seconds, port)
+        command, page = SCRAPERS[name](folder, str(targets), interval_seconds, pages.sink_port)
         with _running(command) as process:
             _wait(lambda: served.value, process)
             _pass(warm_seconds, page)
@@ -141,7 +147,28 @@ def measure(name: str, count: int, pages: Pages, *, warm_seconds: float, seconds
     cpu = after.user + after.system - before.user - before.system
     if not scrapes:
         raise SystemExit(f"{name} scraped nothing in {seconds:g} s")
-    return Figure(name, count, interval_seconds, scrapes, cpu / scrapes * 1e3, cpu / lasted, rss / 1e6)
+    pace = scrapes * interval_seconds / count / lasted
+    return Figure(name, count, interval_seconds, scrapes, cpu / scrapes * 1e3, cpu / lasted, rss / 1e6, pace)
+
+
+@contextmanager
+def _served() -> Iterator[Pages]:
+    context: Any = multiprocessing.get_context("spawn")
+    port, served, sink_port = context.Value("i", 0), context.Value("i", 0), context.Value("i", 0)
+    ready = [context.Event(), context.Event()]
+    servers = [
+        context.Process(target=serve, args=(port, served, ready[0]), daemon=True),
+        context.Process(target=sink, args=(sink_port, ready[1]), daemon=True),
+    ]
+    for server in servers:
+        server.start()
+    try:
+        if not all(listening.wait(30) for listening in ready):
+            raise SystemExit("the page server did not start within 30 s")
+        yield Pages(port.value, served, sink_port.value)
+    finally:
+        for server in servers:
+            server.kill()
 
 
 @contextmanager
@@ -175,8 +202,8 @@ def _pass(seconds: float, page: str) -> None:
 def table(figures: Sequence[Figure]) -> str:
     """Markdown; memory a target is the slope from the smallest fleet to each larger one."""
     rows = [
-        "| scraper | targets | every s | CPU ms a scrape | to Prometheus | of a core | RSS MB | KB more a target |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| scraper | targets | every s | CPU ms a scrape | to Prometheus | of a core | RSS MB | KB a target | pace |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for figure in figures:
         same = [one for one in figures if one.targets == figure.targets and one.scraper == "prometheus"]
@@ -184,7 +211,8 @@ def table(figures: Sequence[Figure]) -> str:
         slope = kb_per_target(figures, figure)
         rows.append(
             f"| {figure.scraper} | {figure.targets:,} | {figure.interval_seconds:g} | {figure.cpu_ms_per_scrape:.2f} "
-            f"| {ratio} | {figure.core_share:.0%} | {figure.rss_mb:.0f} | {'—' if slope is None else f'{slope:.0f}'} |"
+            f"| {ratio} | {figure.core_share:.0%} | {figure.rss_mb:.0f} | {'—' if slope is None else f'{slope:.0f}'} "
+            f"| {figure.pace:.0%}{'' if figure.pace >= _KEPT_PACE else ' (behind)'} |"
         )
     return "\n".join(rows)
 
@@ -225,24 +253,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--plot", type=Path, help="draw the growth curves there (SVG)")
     options = parser.parse_args(argv)
-    context: Any = multiprocessing.get_context("spawn")
-    port, served, listening = context.Value("i", 0), context.Value("i", 0), context.Event()
-    server = context.Process(target=serve, args=(port, served, listening), daemon=True)
-    server.start()
     figures = []
-    try:
-        if not listening.wait(30):
-            raise SystemExit("the page server did not start within 30 s")
+    with _served() as pages:
         for count in options.targets:
             for name in options.scrapers:
                 if name != "exporter" and shutil.which(name) is None:
                     print(f"{name} is not installed and left out", file=sys.stderr)
                     continue
-                pages = Pages(port.value, served)
                 figures.append(measure(name, count, pages, warm_seconds=options.warm, seconds=options.seconds))
                 print(figures[-1], file=sys.stderr)
-    finally:
-        server.kill()
     print(table(figures))
     if options.json:
         options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")

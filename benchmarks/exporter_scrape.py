@@ -197,9 +197,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         plain, plain_fetch = asyncio.run(exporter_cpu_ms(port.value, options.rounds, options.scrapes))
         rows: list[tuple[str, float | None]] = [
             ("exporter on uvloop: fetch, read, derive", ours),
-            ("  of which the fetch (aiohttp)", fetch),
+            ("  of which the fetch", fetch),
             ("exporter on asyncio's own loop: fetch, read, derive", plain),
-            ("  of which the fetch (aiohttp)", plain_fetch),
+            ("  of which the fetch", plain_fetch),
             ("bytes regex alone, no fetch", cpu_ms(options.rounds, 20, lambda: pattern.findall(some[next(turn) % 20]))),
             (
                 "prometheus_client's parser alone, no fetch",

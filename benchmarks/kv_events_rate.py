@@ -5,7 +5,8 @@
 Eight simulated engines prefill prompts that branch off earlier ones and, once full, evict a block for each one that
 they store, each eviction an event of its own as in vLLM. CPU time of the one thread that does it, warm; the aim is
 200,000 blocks a second stored (and as many evicted) on one core, and 200 bytes a distinct block. Bytes are of what is
-cached; what is remembered for five minutes of each evicted block is given apart. Stages are timed apart, so they don't
+cached; what is remembered for five minutes of each evicted block is given apart. In the salted mix ten tenants have
+a salt each, so blocks are also counted by what they would be without. Stages are timed apart, so they don't
 quite add up. The baseline, in the same run on the same payloads, is a router's feed (`kvcache.feed` and
 `kvcache.index`), which keeps neither times nor the tree.
 """
@@ -34,6 +35,7 @@ from kvcache.table_feed import TableFeed
 
 _ENGINES = 8
 _BLOCK = 16
+_TENANTS = 10
 _AIM_PER_SECOND = 200_000
 _AIM_BYTES = 200
 
@@ -47,6 +49,7 @@ class Rate:
 
     blocks_per_event: int
     evicting: bool
+    salted: bool
     blocks: int
     blocks_per_second: float
     decode_seconds: float
@@ -73,8 +76,9 @@ class Growth:
 class Engine:
     """Prompts that branch off earlier ones, and the events of storing and evicting their blocks."""
 
-    def __init__(self, number: int, capacity: int | None, rng: random.Random) -> None:
+    def __init__(self, number: int, capacity: int | None, rng: random.Random, tenants: int = 0) -> None:
         self._capacity = capacity
+        self._tenants = tenants
         self._rng = rng
         self._next = number << 40
         self._ends: deque[int] = deque(maxlen=500)
@@ -97,10 +101,11 @@ class Engine:
         self._held.extend(names)
         self._ends.append(names[-1])
         self._ends.append(names[blocks // 2])
-        return [*removals, _stored(names, parent, rng)]
+        salt = f"tenant {rng.randrange(self._tenants)}" if self._tenants and parent is None else None
+        return [*removals, _stored(names, parent, rng, salt)]
 
 
-def _stored(names: list[int], parent: int | None, rng: random.Random) -> dict[str, object]:
+def _stored(names: list[int], parent: int | None, rng: random.Random, salt: str | None) -> dict[str, object]:
     return {
         "type": "BlockStored",
         "block_hashes": names,
@@ -110,16 +115,16 @@ def _stored(names: list[int], parent: int | None, rng: random.Random) -> dict[st
         "lora_id": None,
         "medium": "GPU",
         "lora_name": None,
-        "extra_keys": [None] * len(names),
+        "extra_keys": [[salt] if salt else None, *[None] * (len(names) - 1)],
         "group_idx": 0,
         "kv_cache_spec_kind": "full_attention",
     }
 
 
-def payloads(blocks: int, per_event: int, capacity: int | None, seed: int = 1) -> Payloads:
+def payloads(blocks: int, per_event: int, capacity: int | None, seed: int = 1, tenants: int = 0) -> Payloads:
     """At least this many blocks stored, 128 a batch."""
     rng = random.Random(seed)
-    engines = [Engine(k + 1, capacity, rng) for k in range(_ENGINES)]
+    engines = [Engine(k + 1, capacity, rng, tenants) for k in range(_ENGINES)]
     found: Payloads = []
     stored = clock = 0
     while stored < blocks:
@@ -141,8 +146,8 @@ def apply(feeds: list[EventSequence], given: Payloads) -> float:
     return time.thread_time() - start
 
 
-def measure(blocks: int, per_event: int, *, evicting: bool) -> Rate:
-    given = payloads(blocks, per_event, blocks // (4 * _ENGINES) if evicting else None)
+def measure(blocks: int, per_event: int, *, evicting: bool, tenants: int = 0) -> Rate:
+    given = payloads(blocks, per_event, blocks // (4 * _ENGINES) if evicting else None, tenants=tenants)
     table, index = BlockTable(), BlockIndex()
     tables: list[EventSequence] = [TableFeed(f"w{k}", table) for k in range(_ENGINES)]
     routers: list[EventSequence] = [WorkerFeed(f"w{k}", index) for k in range(_ENGINES)]
@@ -157,6 +162,7 @@ def measure(blocks: int, per_event: int, *, evicting: bool) -> Rate:
     return Rate(
         blocks_per_event=per_event,
         evicting=evicting,
+        salted=tenants > 0,
         blocks=stored,
         blocks_per_second=stored / seconds,
         decode_seconds=decode_seconds / stored * 1e6,
@@ -207,21 +213,24 @@ def main() -> None:
     arguments = parser.parse_args()
     warm_up()
     measure(5_000, 16, evicting=True)
+    measure(5_000, 16, evicting=True, tenants=_TENANTS)
     rates = [
         measure(arguments.blocks, per_event, evicting=evicting)
         for per_event in (64, 16, 1)
         for evicting in (False, True)
     ]
+    rates += [measure(arguments.blocks, 16, evicting=evicting, tenants=_TENANTS) for evicting in (False, True)]
     growth = [grow(int(size)) for size in arguments.grow.split(",") if size]
     if arguments.json:
         print(json.dumps({"rates": [asdict(r) for r in rates], "growth": [asdict(g) for g in growth]}, indent=1))
         return
     print(
-        "blocks an event | evicting | blocks/s | us a block: all / decode / token ids | router's feed | bytes a block"
+        "blocks an event | evicting | salted | blocks/s | us a block: all / decode / token ids | router's feed | "
+        "bytes a block"
     )
     for r in rates:
         print(
-            f"{r.blocks_per_event:15} | {r.evicting!s:8} | {r.blocks_per_second:8,.0f} | "
+            f"{r.blocks_per_event:15} | {r.evicting!s:8} | {r.salted!s:6} | {r.blocks_per_second:8,.0f} | "
             f"{1e6 / r.blocks_per_second:.2f} / {r.decode_seconds:.2f} / {r.tokens_seconds:.2f} | "
             f"{r.blocks_per_second / r.router_blocks_per_second:.1f} x its {r.router_blocks_per_second:,.0f}/s | "
             f"{r.bytes_per_block:.0f}{f', an eviction {r.bytes_per_eviction:.0f}' if r.bytes_per_eviction else ''}"

@@ -2,11 +2,15 @@
 
     scripts/install-bench-peers && python -m benchmarks.loadgen_peers [--levels 32 128 512] [--seconds 8]
 
-Every client streams from the same stamping server (TTFT 50 ms, 20 ms between chunks, 64 chunks an answer) in a
-closed loop at each concurrency, one client after the other. TTFT error is what the client's own report says of a
-request minus what the server stamped for it (request read to first event sent); a report's wall-clock starts are
-matched to the server's stamps in time. CPU and memory are those of the client's whole process tree, sampled from
-outside, CPU between the first and the last request only, so that a tool's start costs it nothing there.
+Every client streams from the same stamping server (TTFT 50 ms, 20 ms between chunks, 64 chunks an answer), one client
+after the other: in a closed loop at each concurrency, or, this project's whole tool, at the even rate that keeps as
+many streams open. `loadgen-client` is its HTTP client alone, in a loop as bare as aiohttp's. TTFT error is what the
+client's own report says of a request minus what the server stamped for it (request read to first event sent); a
+report's wall-clock starts are matched to the server's stamps in time.
+
+All figures are of the window from WARM_SECONDS after the first request to the last request's start: how a tool starts,
+ramps up and ends is not in them. CPU and memory are those of the client's whole process tree, sampled from outside.
+An answer that lies only partly in the window counts in part.
 """
 
 from __future__ import annotations
@@ -29,13 +33,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import psutil
+import pyarrow.parquet as pq
 import yaml
 
 from engines.tiny_model import make_tiny_model
 
 CHUNKS = 64
 ERROR_LIMIT_MS = 5.0
+ANSWER_SECONDS = 0.05 + 0.02 * (CHUNKS - 1)
 SAMPLE_SECONDS = 0.1
+WARM_SECONDS = 2.0
 TIMEOUT_SECONDS = 240.0
 HERE = Path(__file__).resolve().parent
 
@@ -52,6 +59,8 @@ class Client:
     name: str
     command: Callable[[Setting], Sequence[str]]
     read: Callable[[Path], tuple[Floats, Floats]]
+    own: bool = False
+    """Runs from this checkout; the others are installed for the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,7 @@ def _read_aiperf(folder: Path) -> tuple[Floats, Floats]:
 
 
 def _inference_perf(setting: Setting) -> list[str]:
-    requests = int(setting.streams * setting.seconds / (0.05 + 0.02 * CHUNKS)) + setting.streams
+    requests = int(setting.streams * (WARM_SECONDS + setting.seconds) / ANSWER_SECONDS)
     configuration = {
         "load": {
             "type": "concurrent",
@@ -170,12 +179,35 @@ def _read_inference_perf(folder: Path) -> tuple[Floats, Floats]:
     return starts + _wall_minus_monotonic(), first - starts
 
 
-def _own(name: str) -> Client:
-    """This project's client, or the bare aiohttp one, as benchmarks/loadgen_ttft_error.py runs them."""
+def _loadgen(setting: Setting) -> list[str]:
+    scenario = {
+        "name": "stamp",
+        "duration_seconds": WARM_SECONDS + setting.seconds,
+        "arrivals": {"kind": "constant", "rate_per_second": setting.streams / ANSWER_SECONDS},
+        "groups": {"count": 1, "shared_tokens": 10, "unique_tokens": 100, "output_tokens": CHUNKS},
+    }
+    file = setting.folder / "scenario.yaml"
+    file.write_text(yaml.safe_dump(scenario))
+    run = {"target": setting.url, "model": "stamp", "model_dir": str(setting.model_dir), "scenario": str(file)}
+    configuration = setting.folder / "run.json"
+    configuration.write_text(json.dumps({**run, "out": str(setting.folder / "out")}))
+    return [sys.executable, "-m", "loadgen.run", "--config", str(configuration)]
+
+
+def _read_loadgen(folder: Path) -> tuple[Floats, Floats]:
+    """TTFT from the actual sending, as the peers have it; the log has lateness against the schedule besides."""
+    zero = json.loads((folder / "out/run.json").read_text())["zero_unix_seconds"]
+    log = pq.read_table(folder / "out/requests.parquet", columns=["sent_s", "first_token_s"])
+    sent, first = (column.to_numpy() for column in log.columns)
+    return sent + zero, first - sent
+
+
+def _bare(name: str, which: str) -> Client:
+    """This project's HTTP client, or aiohttp, as benchmarks/loadgen_ttft_error.py runs them."""
 
     def command(setting: Setting) -> list[str]:
         script = str(HERE / "loadgen_ttft_error.py")
-        arguments = ["--client", name, "--url", setting.url, "--streams", str(setting.streams)]
+        arguments = ["--client", which, "--url", setting.url, "--streams", str(setting.streams)]
         arguments += ["--seconds", f"{setting.seconds:g}", "--stamps", str(setting.folder / "stamps.json")]
         return [sys.executable, script, *arguments]
 
@@ -183,12 +215,13 @@ def _own(name: str) -> Client:
         stamps = np.array(json.loads((folder / "stamps.json").read_text()))
         return stamps[:, 0] + _wall_minus_monotonic(), stamps[:, 1] - stamps[:, 0]
 
-    return Client(name, command, read)
+    return Client(name, command, read, own=True)
 
 
 CLIENTS = (
-    _own("aiohttp"),
-    _own("loadgen"),
+    _bare("aiohttp", "aiohttp"),
+    _bare("loadgen-client", "loadgen"),
+    Client("loadgen", _loadgen, _read_loadgen, own=True),
     Client("guidellm", _guidellm, _read_guidellm),
     Client("aiperf", _aiperf, _read_aiperf),
     Client("inference-perf", _inference_perf, _read_inference_perf),
@@ -219,9 +252,15 @@ def measure(client: Client, setting: Setting) -> dict[str, Any]:
     started = time.monotonic()
     with _server(log) as url:
         setting = Setting(url, setting.streams, setting.seconds, setting.folder, setting.model_dir, setting.peers)
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)} if client.own else None
         with (setting.folder / "client.log").open("wb") as output:
             process = subprocess.Popen(
-                client.command(setting), stdout=output, stderr=output, cwd=setting.folder, start_new_session=True
+                client.command(setting),
+                stdout=output,
+                stderr=output,
+                cwd=setting.folder,
+                env=environment,
+                start_new_session=True,
             )
         watcher = threading.Thread(target=_watch, args=(process, usage))
         watcher.start()
@@ -249,24 +288,46 @@ def _watch(process: subprocess.Popen[bytes], usage: Usage) -> None:
 
 def _figures(client: Client, setting: Setting, served: Floats, usage: Usage, started: float) -> dict[str, Any]:
     starts, ttft = client.read(setting.folder)
+    starts = starts - _wall_minus_monotonic()
     read, first, last = served.T
-    begin, end = read[0], last[-1]
-    place = np.clip(np.searchsorted(read, starts - _wall_minus_monotonic() - 0.001), 0, len(read) - 1)
-    steady = starts - _wall_minus_monotonic() >= begin + 2.0
-    error_ms = (ttft - (first - read)[place])[steady] * 1e3
-    cpu, seconds = usage.between(begin, end), end - begin
+    begin, end = read[0] + WARM_SECONDS, read[-1]
+    if end - begin < 1.0:
+        return {"error": f"sent for {end - read[0]:.1f} s only: give more --seconds"}
+    order = starts.argsort()
+    starts, ttft = starts[order], ttft[order]
+    place = _places(starts, read)
+    error_ms = (ttft - (first - read)[place])[(begin <= starts) & (starts <= end)] * 1e3
     p50, p99 = np.quantile(error_ms, (0.5, 0.99)) if len(error_ms) else (np.nan, np.nan)
+    cpu, seconds = usage.between(begin, end), end - begin
+    streaming = np.clip(np.minimum(last, end) - np.maximum(read, begin), 0.0, None)
+    chunks = CHUNKS * _parts_within(first, last, begin, end)
     return {
         "requests": len(ttft),
+        "mean_streams": float(streaming.sum() / seconds),
         "error_p50_ms": float(p50),
         "error_p99_ms": float(p99),
-        "requests_per_s": len(read) / seconds,
-        "chunks_per_s": len(read) * CHUNKS / seconds,
-        "cpu_us_per_chunk": cpu / (len(read) * CHUNKS) * 1e6,
+        "requests_per_s": _parts_within(read, last, begin, end) / seconds,
+        "chunks_per_s": chunks / seconds,
+        "cpu_us_per_chunk": cpu / chunks * 1e6,
         "cores": cpu / seconds,
         "rss_mb": usage.rss_bytes / 2**20,
-        "first_request_s": begin - started,
+        "first_request_s": read[0] - started,
     }
+
+
+def _places(starts: Floats, read: Floats) -> npt.NDArray[np.int64]:
+    """By request the server's reading of it: the first that isn't an earlier request's, both ascending."""
+    places, place = np.empty(len(starts), dtype=np.int64), -1
+    for k, start in enumerate(starts - 0.001):  # the clocks of two reports may be a little apart
+        place = min(max(place + 1, int(np.searchsorted(read, start))), len(read) - 1)
+        places[k] = place
+    return places
+
+
+def _parts_within(starts: Floats, ends: Floats, begin: float, end: float) -> float:
+    """How many of these stretches of time lie in the window; one that does only partly counts in part."""
+    within = np.clip(np.minimum(ends, end) - np.maximum(starts, begin), 0.0, None)
+    return float((within / (ends - starts)).sum())
 
 
 def main() -> int:
@@ -285,7 +346,7 @@ def main() -> int:
         model_dir = make_tiny_model(Path(temporary) / "tiny", weights=True)
         for streams in options.levels:
             for client in (c for c in CLIENTS if c.name in options.clients):
-                if client.name not in ("aiohttp", "loadgen") and not (peers / client.name).is_dir():
+                if not client.own and not (peers / client.name).is_dir():
                     print(f"{client.name}: not installed in {peers}: run scripts/install-bench-peers", flush=True)
                     continue
                 folder = Path(temporary) / f"{client.name}-{streams}"
@@ -305,7 +366,7 @@ def _line(row: dict[str, Any]) -> str:
         return f"{head}  {row['error']}"
     return (
         f"{head}  TTFT error p50 {row['error_p50_ms']:8.2f} p99 {row['error_p99_ms']:8.2f} ms  "
-        f"{row['requests_per_s']:7.1f} req/s  {row['chunks_per_s']:7.0f} chunks/s  "
+        f"{row['mean_streams']:5.0f} open  {row['requests_per_s']:7.1f} req/s  {row['chunks_per_s']:7.0f} chunks/s  "
         f"{row['cpu_us_per_chunk']:7.1f} us CPU/chunk  {row['cores']:5.2f} cores  {row['rss_mb']:6.0f} MB  "
         f"first request after {row['first_request_s']:5.2f} s"
     )

@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +51,23 @@ class Answer:
         return (self.first_token - self.sent) * 1e3 - (self.server_first_ns - self.server_read_ns) / 1e6
 
 
-def gevent_client(url: str, streams: int, seconds: float) -> tuple[list[Answer], float]:
-    """The load generator's client. Answers, and CPU seconds from WARM_SECONDS on."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured stretch of a run, CLOCK_MONOTONIC, and this process's CPU seconds in it."""
+
+    begin: float
+    end: float
+    cpu_seconds: float
+
+    def chunks(self, answers: Sequence[Answer]) -> float:
+        """Chunks that came within it. An answer's are evenly spaced, so one that lies partly within counts in part."""
+        first, last = (np.array([getattr(answer, name) for answer in answers]) for name in ("first_token", "end"))
+        within = np.clip(np.minimum(last, self.end) - np.maximum(first, self.begin), 0.0, None)
+        return float((CHUNKS * within / (last - first)).sum())
+
+
+def gevent_client(url: str, streams: int, seconds: float) -> tuple[list[Answer], Window]:
+    """The load generator's client, from WARM_SECONDS on."""
     import gevent  # noqa: PLC0415, only this client's process may load gevent
 
     from loadgen.http_client import HttpClient, Target  # noqa: PLC0415
@@ -74,14 +90,14 @@ def gevent_client(url: str, streams: int, seconds: float) -> tuple[list[Answer],
 
     greenlets = [gevent.spawn(stream, WARM_SECONDS * i / streams / 1.5) for i in range(streams)]
     gevent.sleep(WARM_SECONDS)
-    cpu = time.process_time()
+    begin, cpu = time.monotonic(), time.process_time()
     gevent.sleep(seconds)
-    cpu = time.process_time() - cpu
+    window = Window(begin, time.monotonic(), time.process_time() - cpu)
     gevent.joinall(greenlets, raise_error=True)
-    return answers, cpu
+    return answers, window
 
 
-async def aiohttp_client(url: str, streams: int, seconds: float) -> tuple[list[Answer], float]:
+async def aiohttp_client(url: str, streams: int, seconds: float) -> tuple[list[Answer], Window]:
     """The baseline: what one writes with aiohttp in a page of code, without its connection limit."""
     import aiohttp  # noqa: PLC0415, only this client's process may load it
 
@@ -112,28 +128,31 @@ async def aiohttp_client(url: str, streams: int, seconds: float) -> tuple[list[A
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         tasks = [asyncio.create_task(stream(session, WARM_SECONDS * i / streams / 1.5)) for i in range(streams)]
         await asyncio.sleep(WARM_SECONDS)
-        cpu = time.process_time()
+        begin, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)
-        cpu = time.process_time() - cpu
+        window = Window(begin, time.monotonic(), time.process_time() - cpu)
         await asyncio.gather(*tasks)
-    return answers, cpu
+    return answers, window
 
 
 def run_client(name: str, url: str, streams: int, seconds: float, stamps: Path | None = None) -> dict[str, float]:
     """Run one client in this process and sum it up; `stamps` gets (sent, first token) of every answer."""
-    start = time.monotonic()
     if name == "loadgen":
-        answers, cpu = gevent_client(url, streams, seconds)
+        answers, window = gevent_client(url, streams, seconds)
     else:
         import uvloop  # noqa: PLC0415, not for the gevent process
 
-        answers, cpu = uvloop.run(aiohttp_client(url, streams, seconds))
+        answers, window = uvloop.run(aiohttp_client(url, streams, seconds))
     if stamps is not None:
         stamps.write_text(json.dumps([(answer.sent, answer.first_token) for answer in answers]))
-    begin, end = start + WARM_SECONDS, start + WARM_SECONDS + seconds
-    chunks = CHUNKS * sum(begin <= answer.end <= end for answer in answers)
-    p50, p99 = np.quantile([answer.error_ms for answer in answers if answer.sent >= begin], (0.5, 0.99))
-    return {"p50_ms": float(p50), "p99_ms": float(p99), "cpu_us": cpu / chunks * 1e6, "chunks_s": chunks / seconds}
+    chunks = window.chunks(answers)
+    p50, p99 = np.quantile([answer.error_ms for answer in answers if answer.sent >= window.begin], (0.5, 0.99))
+    return {
+        "p50_ms": float(p50),
+        "p99_ms": float(p99),
+        "cpu_us": window.cpu_seconds / chunks * 1e6,
+        "chunks_s": chunks / (window.end - window.begin),
+    }
 
 
 def compare(streams_list: list[int], seconds: float) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from loadgen.records import SCHEMA
+from loadgen.records import schema
 from loadgen.summary import RunFacts, build_summary, write_summary
 
 POLICIES = ("round_robin", "cache_aware")
@@ -80,9 +80,9 @@ def _policy(policy: str, requests: int, rng: np.random.Generator) -> pa.Table:
         "decision_us": rng.uniform(20, 200, requests),
     }
     columns = [
-        pa.array(known[f.name], f.type) if f.name in known else _empty(f.type, requests) for f in SCHEMA
+        pa.array(known[f.name], f.type) if f.name in known else _empty(f.type, requests) for f in schema()
     ]  # fmt: skip
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    return pa.Table.from_arrays(columns, schema=schema())
 
 
 def _empty(kind: pa.DataType, count: int) -> pa.Array:

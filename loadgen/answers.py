@@ -8,20 +8,25 @@ the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from gevent.event import Event
 
-from kvcache.blocks import Tokens
+from kvcache.token_arrays import Tokens
+from loadgen.answer_reader import Exchange
 from loadgen.chat_stream import content_of
 from loadgen.expected import common_tokens
-from loadgen.http_client import Exchange
 from loadgen.plan import Plan, PlannedRequest
 
 _STOP_LOOK_SECONDS = 0.2
-TokenIds = Callable[[Sequence[Mapping[str, Any]]], Tokens]
+
+
+class TokenIds(Protocol):
+    """Token ids of a conversation that offers these tools."""
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None) -> Tokens: ...
 
 
 @dataclass(slots=True)
@@ -63,7 +68,7 @@ class GeneratedAnswers:
                     messages.append({**message, "content": own.answer})
                     continue
             messages.append(message)
-        tokens = self._encode(messages)
+        tokens = self._encode(messages, tools=request.tools)
         self._turns[request.session, request.turn].prompt = tokens
         before = self._turns.get((request.session, request.turn - 1))
         shared = min(request.shared_tokens, len(tokens))

@@ -79,7 +79,7 @@ class Arrivals(Section):
     )
     diurnal: DiurnalKeys | None = Field(default=None, description="a rate that rises and falls, in the place of one")
     burstiness: float = Field(
-        default=1.0, gt=0, description="kind gamma: shape of the gaps; 1 is Poisson, 0.25 has twice its variation"
+        default=1.0, ge=0.001, description="kind gamma: shape of the gaps; 1 is Poisson, 0.25 has twice its variation"
     )
     concurrency: int | None = Field(default=None, ge=1, description="kind closed: users, each with one request at most")
     requests: int | None = Field(

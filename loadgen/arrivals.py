@@ -20,6 +20,13 @@ Floats = npt.NDArray[np.float64]
 
 _GRID_POINTS = 4096
 """Points at which a changing rate's integral is known exactly; between them it is interpolated."""
+_MOST_POINTS = 4_000_000
+MOST_REQUESTS = 10_000_000
+"""In one run: their prompts are made beforehand and kept."""
+
+
+class ArrivalError(ValueError):
+    """So many requests that no plan can hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,24 @@ def diurnal_rate(
     low_per_second: float, high_per_second: float, period_seconds: float, peak_seconds: float, duration_seconds: float
 ) -> RateCurve:
     """A cosine between two rates, highest at `peak_seconds` and every period from there."""
-    times = np.linspace(0.0, duration_seconds, max(_GRID_POINTS, int(64 * duration_seconds / period_seconds)))
+    times = np.linspace(0.0, duration_seconds, _periodic_points(duration_seconds / period_seconds))
     mean, swing = (high_per_second + low_per_second) / 2, (high_per_second - low_per_second) / 2
     phase = tau * (times - peak_seconds) / period_seconds
     offset = np.sin(-tau * peak_seconds / period_seconds)
     return RateCurve(times, mean * times + swing * period_seconds / (2 * pi) * (np.sin(phase) - offset))
+
+
+def _periodic_points(periods: float) -> int:
+    return int(min(max(_GRID_POINTS, 64 * periods), _MOST_POINTS))
+
+
+def check_number(requests: float) -> None:
+    """Raises ArrivalError for a run that no memory would hold."""
+    if requests > MOST_REQUESTS:
+        raise ArrivalError(
+            f"{requests:.4g} requests, sessions or users in one run are more than a plan can hold, "
+            f"{MOST_REQUESTS:,}: lower the rate, the number or the duration"
+        )
 
 
 def arrival_times(
@@ -88,9 +108,10 @@ def arrival_times(
     """Arrival times within the curve, seconds, ascending.
 
     `burstiness` is the gamma process's shape, as in vLLM's bench: 1 is Poisson, less is burstier (the gaps'
-    coefficient of variation is 1/√burstiness).
+    coefficient of variation is 1/√burstiness). Raises ArrivalError for too many.
     """
     total = curve.total
+    check_number(total)
     if process == "constant":
         return _stretched(curve, np.arange(0.0, total))
     batch = max(16, int(total * 1.2))

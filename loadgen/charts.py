@@ -46,7 +46,7 @@ class Chart:
 
 
 def build_charts(
-    columns: Mapping[str, Columns], objectives: Sequence[Objective], *, block_size: int, workers: int
+    columns: Mapping[str, Columns], objectives: Sequence[Objective], *, block_size: int, workers: int | None
 ) -> list[Chart]:
     """All charts that this run has data for, in the order to read them."""
     if not columns:
@@ -127,13 +127,13 @@ def _hit_percent(own: Columns, rows: Any) -> float | None:
     return round(float(own.cached[known].sum() / prompt) * 100, 2) if prompt else None
 
 
-def _balance_over_time(columns: Mapping[str, Columns], workers: int) -> Chart:
+def _balance_over_time(columns: Mapping[str, Columns], workers: int | None) -> Chart:
     traces, rows = [], []
     edges = _time_edges(columns)
     for place, (policy, own) in enumerate(columns.items()):
         placed = own.worker != ""
         names, worker = np.unique(own.worker[placed].astype(str), return_inverse=True)
-        fleet = max(workers, len(names))
+        fleet = max(workers or 0, len(names))
         x, y = [], []
         for middle, inside in _bins(own.scheduled[placed], edges):
             if inside.sum() < HOTSPOT_MIN_REQUESTS_PER_WORKER * fleet:

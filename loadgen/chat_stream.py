@@ -13,23 +13,23 @@ OVERLOAD_CODES = frozenset({429, 503})
 _OVERLOAD_WORDS = ("overload", "rate_limit", "rate limit", "too many requests", "queue is full", "no capacity")
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[Any] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
     text: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """Token counts as the engine reports them; what it leaves out is None."""
 
     prompt_tokens: int | None = None
@@ -41,7 +41,7 @@ class Usage(msgspec.Struct):
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: Any = None
@@ -84,7 +84,7 @@ class ChatStream:
         if event.error or event.object == "error":
             self._take_error(event.error or {"message": event.message, "code": event.code})
             return False
-        return any(_has_content(choice) for choice in event.choices or ())
+        return any(map(_has_content, event.choices or ()))
 
     def body(self, body: bytes) -> None:
         """Take in a whole JSON body: an answer that wasn't streamed, or an error."""

@@ -49,6 +49,8 @@ class Columns:
     e2e: Floats
     lag: Floats
     """Sent after the scheduled time."""
+    output: Floats
+    """Output tokens as reported."""
     decision_us: Floats
     prompt: Floats
     """Prompt tokens as reported, as planned where nothing is reported."""
@@ -59,6 +61,8 @@ class Columns:
     """Hit tokens that the router expected."""
     shared: Floats
     """Prompt tokens that the plan had sent before in the same namespace."""
+    template: Floats
+    """Prompt tokens at the head that are the chat template's own."""
     outcome: Texts
     worker: Texts
     reason: Texts
@@ -98,10 +102,11 @@ class Columns:
             scheduled=scheduled,
             end=end,
             ttft=first - scheduled,
-            wait=_waited(outcome, first, end, _last_times(repeat, scheduled, sent, first, end)) - scheduled,
+            wait=_waits(outcome, scheduled, first, end, last=_last_times(repeat, sent, first, end)),
             tpot=_tpot(tokens, gaps, first, end),
             e2e=end - scheduled,
             lag=sent - scheduled,
+            output=tokens,
             decision_us=_floats(table, "decision_us"),
             prompt=np.where(np.isnan(reported), planned, reported),
             reported_prompt=reported,
@@ -109,6 +114,7 @@ class Columns:
             cached=_floats(table, "cached_tokens"),
             predicted=_floats(table, "predicted_tokens"),
             shared=_floats(table, "planned_shared_tokens"),
+            template=np.nan_to_num(_floats(table, "planned_template_tokens")),
             outcome=outcome,
             worker=_texts(table, "worker"),
             reason=_texts(table, "reason"),
@@ -177,8 +183,11 @@ class Columns:
             )
 
     def unexplained(self, block_size: int) -> Bools:
-        """Requests that reused over a block more than their namespace had ever sent: somebody else's cache entries."""
-        return np.asarray(self.cached > self.shared + block_size, dtype=np.bool_)
+        """Requests that reused over a block more than their namespace had ever sent: somebody else's cache entries.
+
+        What the chat template puts in front of every prompt is nobody's, and lies in caches from runs before.
+        """
+        return np.asarray(self.cached > np.maximum(self.shared, self.template) + block_size, dtype=np.bool_)
 
 
 def _keys(table: pa.Table) -> frozenset[tuple[int, int]]:
@@ -186,18 +195,20 @@ def _keys(table: pa.Table) -> frozenset[tuple[int, int]]:
 
 
 def _last_times(repeat: Ints, *times: Floats) -> Floats:
-    """For each request the latest time seen in its repeat: one that has no end must have waited until then."""
+    """For each request the latest thing that happened in its repeat: one that has no end waited until then."""
     latest = np.fmax.reduce(times)
     numbers, place = np.unique(repeat, return_inverse=True)
     last = np.full(len(numbers), -np.inf)
-    np.maximum.at(last, place, latest)
+    np.fmax.at(last, place, latest)
     return np.asarray(last[place], dtype=np.float64)
 
 
-def _waited(outcome: Texts, first: Floats, end: Floats, last: Floats) -> Floats:
-    """When the wait for the first token was over: with it, or for one lost before it when that was given up."""
+def _waits(outcome: Texts, scheduled: Floats, first: Floats, end: Floats, *, last: Floats) -> Floats:
+    """From the schedule to the first token, or for one lost before it to when that was given up. One that came due
+    only after its run was stopped has waited for nothing."""
     lost = np.isnan(first) & ((outcome == Outcome.TIMED_OUT.value) | (outcome == Outcome.CUT_OFF.value))
-    return np.where(lost, np.where(np.isnan(end), last, end), first)
+    waits = np.where(lost, np.where(np.isnan(end), last, end), first) - scheduled
+    return np.where(lost & (waits < 0), np.nan, waits)
 
 
 @dataclass(frozen=True, slots=True)

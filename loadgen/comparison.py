@@ -10,8 +10,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadgen.columns import Columns
-from loadgen.grade import goodput, scheduled_rate
-from loadgen.resampling import MEAN, Statistic
+from loadgen.figures import hit_ratio, output_rate, scheduled_rate, token_gaps
+from loadgen.grade import goodput
+from loadgen.resampling import MEAN, Sample, Statistic
 from loadgen.statistics import (
     CONFIDENCE,
     RESAMPLES,
@@ -34,7 +35,14 @@ class Metric:
     unit: str
     better: Literal["lower", "higher"]
     statistic: Statistic
-    values: Callable[[Columns, Sequence[Objective]], Floats]
+    values: Callable[[Columns, Sequence[Objective]], Floats | Sample]
+    further: bool = False
+    """Corrected among themselves, so that many figures don't hide a difference in the main ones."""
+
+    def sample(self, columns: Columns, objectives: Sequence[Objective]) -> Sample:
+        """The figure of each request."""
+        values = self.values(columns, objectives)
+        return values if isinstance(values, Sample) else Sample(values)
 
 
 def _goodput_rps(columns: Columns, objectives: Sequence[Objective]) -> Floats:
@@ -42,13 +50,22 @@ def _goodput_rps(columns: Columns, objectives: Sequence[Objective]) -> Floats:
     return goodput(columns, objectives).astype(np.float64) * (np.nan if rate is None else rate)
 
 
+def _e2e_ms(columns: Columns, _: Sequence[Objective]) -> Floats:
+    return np.where(columns.completed, columns.e2e * 1e3, np.nan)
+
+
 METRICS = (
     Metric("ttft_p95_ms", "TTFT p95", "ms", "lower", Statistic(0.95), lambda c, _: c.wait * 1e3),
     Metric("ttft_p50_ms", "TTFT p50", "ms", "lower", Statistic(0.5), lambda c, _: c.wait * 1e3),
     Metric("hit_tokens_mean", "hit tokens", "tokens/request", "higher", MEAN, lambda c, _: c.cached),
+    Metric("hit_ratio", "hit ratio", "", "higher", MEAN, lambda c, _: hit_ratio(c), further=True),
     Metric("goodput_rps", "goodput", "req/s", "higher", MEAN, _goodput_rps),
     Metric("completed_ratio", "completed", "", "higher", MEAN, lambda c, _: c.completed.astype(np.float64)),
     Metric("tpot_p95_ms", "TPOT p95", "ms", "lower", Statistic(0.95), lambda c, _: c.tpot * 1e3),
+    Metric("itl_p95_ms", "ITL p95", "ms", "lower", Statistic(0.95), lambda c, _: token_gaps(c), further=True),
+    Metric("e2e_p50_ms", "end to end p50", "ms", "lower", Statistic(0.5), _e2e_ms, further=True),
+    Metric("e2e_p95_ms", "end to end p95", "ms", "lower", Statistic(0.95), _e2e_ms, further=True),
+    Metric("output_tokens_per_second", "output", "tokens/s", "higher", MEAN, lambda c, _: output_rate(c), further=True),
 )
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -67,7 +84,9 @@ class Comparison(BaseModel):
     relative: float | None = Field(description="(a - b) / b")
     ci95: tuple[float, float] | None = Field(description="of the difference; null with too few requests")
     p_value: float | None = Field(description="paired permutation of blocks, for this metric alone")
-    p_adjusted: float | None = Field(description="Holm-corrected over all comparisons of the run")
+    p_adjusted: float | None = Field(
+        description="Holm-corrected over all comparisons of the run in the main figures, or in the further ones"
+    )
     significant: bool = Field(description="p_adjusted < 0.05, and the interval excludes 0")
     pairs: int = Field(description="requests that both policies served, by repeat and position in the plan")
     blocks: int = Field(description="blocks of consecutive requests that were resampled")
@@ -82,8 +101,8 @@ def compare_policies(
     for name in names[1:]:
         here, there = pair(columns[name], columns[names[0]])
         for metric in METRICS:
-            a = metric.values(columns[name], objectives)[here]
-            b = metric.values(columns[names[0]], objectives)[there]
+            a = metric.sample(columns[name], objectives).take(here)
+            b = metric.sample(columns[names[0]], objectives).take(there)
             difference = compare_paired(
                 a, b, columns[name].repeat[here], metric.statistic, seed=seed, resamples=resamples
             )
@@ -100,7 +119,7 @@ def compare_runs(
 ) -> list[Comparison]:
     """Requests of two runs, each as (name of a, a, name of b, b): paired if both served one plan, else unpaired.
 
-    Holm's correction is over all of them.
+    Holm's correction is over all of them, main figures and further ones apart.
     """
     compared: list[tuple[str, str, Metric, Difference]] = []
     for a_name, a, b_name, b in runs:
@@ -141,16 +160,21 @@ def same_plan(a: Columns, b: Columns) -> bool:
     )
 
 
-def _values(a: Columns, b: Columns, objectives: Sequence[Objective]) -> Iterator[tuple[Metric, Floats, Floats]]:
+def _values(a: Columns, b: Columns, objectives: Sequence[Objective]) -> Iterator[tuple[Metric, Sample, Sample]]:
     for metric in METRICS:
-        yield metric, metric.values(a, objectives), metric.values(b, objectives)
+        yield metric, metric.sample(a, objectives), metric.sample(b, objectives)
 
 
 def _corrected(compared: Sequence[tuple[str, str, Metric, Difference]]) -> list[Comparison]:
-    """Holm's correction over all that could be compared; what neither or only one side has is left out."""
+    """Holm's correction over all main figures that could be compared, and over all further ones; what neither or only
+    one side has is left out."""
     known = [row for row in compared if row[3].difference is not None]
-    adjusted = holm([difference.p_value for *_, difference in known])
-    return [_comparison(*row, p_adjusted) for row, p_adjusted in zip(known, adjusted, strict=True)]
+    main = holm([None if metric.further else found.p_value for *_, metric, found in known])
+    further = holm([found.p_value if metric.further else None for *_, metric, found in known])
+    return [
+        _comparison(*row, of_further if row[2].further else of_main)
+        for row, of_main, of_further in zip(known, main, further, strict=True)
+    ]
 
 
 def pair(a: Columns, b: Columns) -> tuple[list[int], list[int]]:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from kvcache.blocks import Tokens
+from kvcache.token_arrays import Tokens
 
 
 class SeenOpenings:

@@ -8,12 +8,22 @@ A figure that nothing supports is None, never 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 
 import numpy as np
 
 from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from kvcache.prediction import PredictionCause
 from loadgen.columns import HIT, MISS, PARTIAL, Bools, Columns, Ints
+from loadgen.figures import (
+    block_hit_ratio,
+    chunk_gaps,
+    hit_ratio,
+    not_completed,
+    output_rate,
+    scheduled_rate,
+    token_gaps,
+)
 from loadgen.graded import (
     ClassGrade,
     HotspotGrade,
@@ -28,7 +38,8 @@ from loadgen.graded import (
     Samples,
 )
 from loadgen.records import Outcome, RequestRecord
-from loadgen.statistics import percentile, quantile_interval, wilson
+from loadgen.resampling import Sample
+from loadgen.statistics import mean_interval, percentile, quantile_intervals, share_interval, wilson
 from slo.objective import Floats, Objective
 from slo.selection import ALL_REQUESTS
 
@@ -71,8 +82,10 @@ def grade_policy(
     """One policy's grade, over all its repeats."""
     classes = columns.cache_class(block_size)
     by_class = {name: columns.wait[classes == name] * 1e3 for name in (HIT, PARTIAL, MISS)}
-    good = int(goodput(columns, objectives).sum())
-    rate = scheduled_rate(columns)
+    is_good = goodput(columns, objectives)
+    good = int(is_good.sum())
+    rate, lost, output = scheduled_rate(columns), not_completed(columns), output_rate(columns)
+    good_share = share_interval(is_good.astype(np.float64), columns.repeat)
     return PolicyGrade(
         requests=_counts(columns),
         ttft_ms=_percentiles(columns.wait * 1e3),
@@ -81,7 +94,15 @@ def grade_policy(
         ttft_miss_ms=_percentiles(by_class[MISS]),
         tpot_ms=_percentiles(columns.tpot * 1e3),
         ttft_ms_ci95=_intervals(columns, columns.wait * 1e3),
+        ttft_hit_ms_ci95=_intervals(columns, np.where(classes == HIT, columns.wait * 1e3, nan)),
+        ttft_partial_ms_ci95=_intervals(columns, np.where(classes == PARTIAL, columns.wait * 1e3, nan)),
+        ttft_miss_ms_ci95=_intervals(columns, np.where(classes == MISS, columns.wait * 1e3, nan)),
         tpot_ms_ci95=_intervals(columns, columns.tpot * 1e3),
+        ttft_from_send_ms_ci95=_intervals(columns, (columns.ttft - columns.lag) * 1e3),
+        e2e_ms_ci95=_intervals(columns, np.where(columns.completed, columns.e2e * 1e3, nan)),
+        itl_ms_ci95=_intervals(columns, token_gaps(columns)),
+        chunk_gap_ms_ci95=_intervals(columns, chunk_gaps(columns)),
+        router_decision_us_ci95=_intervals(columns, columns.decision_us),
         ttft_from_send_ms=_percentiles((columns.ttft - columns.lag) * 1e3),
         client_lag_ms=_percentiles(columns.lag * 1e3),
         e2e_ms=_percentiles(columns.e2e[columns.completed] * 1e3),
@@ -98,6 +119,11 @@ def grade_policy(
         goodput_rps=None if rate is None else rate * good / len(columns),
         goodput_ratio=good / len(columns) if len(columns) else None,
         goodput_ci95=wilson(good, len(columns)),
+        goodput_rps_ci95=None if rate is None or good_share is None else (rate * good_share[0], rate * good_share[1]),
+        not_completed_ratio=float(lost.mean()) if len(columns) else None,
+        not_completed_ratio_ci95=share_interval(lost, columns.repeat),
+        output_tokens_per_second=None if np.isnan(output).all() else float(np.nanmean(output)),
+        output_tokens_per_second_ci95=mean_interval(output, columns.repeat),
         hotspot=grade_hotspot(columns, workers),
         router_decision_us=_percentiles(columns.decision_us),
         reasons=_reasons(columns),
@@ -124,6 +150,7 @@ def _grade_class(columns: Columns, name: str, objectives: Sequence[Objective]) -
     return ClassGrade(
         requests=_counts(columns),
         ttft_ms=_percentiles(columns.wait * 1e3),
+        ttft_ms_ci95=_intervals(columns, columns.wait * 1e3),
         goodput_ratio=good / len(columns),
         goodput_ci95=wilson(good, len(columns)),
         objectives=[grade_objective(columns, objective) for objective in objectives if objective.covers(name)],
@@ -137,21 +164,6 @@ def goodput(columns: Columns, objectives: Sequence[Objective]) -> Bools:
     for objective in objectives:
         good = good & ~(_covered(columns, objective) & (objective.judge(fields) == 0.0))
     return good
-
-
-def scheduled_rate(columns: Columns) -> float | None:
-    """Requests a second that the plan asked for, over all repeats; None where the plan has no length in time.
-
-    n requests span n − 1 gaps, so the span is scaled by n / (n − 1). Goodput is this rate times the good share:
-    policies that serve one plan are compared over the same seconds.
-    """
-    seconds = 0.0
-    for repeat in np.unique(columns.repeat):
-        times = columns.scheduled[columns.repeat == repeat]
-        if len(times) < 2 or times.max() == times.min():
-            return None
-        seconds += float(times.max() - times.min()) * len(times) / (len(times) - 1)
-    return len(columns) / seconds if seconds else None
 
 
 def grade_objective(columns: Columns, objective: Objective) -> ObjectiveGrade:
@@ -231,13 +243,20 @@ def _grade_prefix(columns: Columns, block_size: int) -> PrefixGrade:
     if not len(cached):
         return PrefixGrade(**dict.fromkeys(PrefixGrade.model_fields, None))
     blocks = int((prompt // block_size).sum())
+    p50, p95 = quantile_intervals(columns.cached, columns.repeat, (0.5, 0.95))
     return PrefixGrade(
         prompt_tokens=int(prompt.sum()),
         hit_tokens=int(cached.sum()),
         hit_ratio=float(cached.sum() / prompt.sum()) if prompt.sum() else None,
         block_hit_ratio=float((cached // block_size).sum() / blocks) if blocks else None,
+        hit_ratio_ci95=mean_interval(hit_ratio(columns), columns.repeat),
+        block_hit_ratio_ci95=mean_interval(block_hit_ratio(columns, block_size), columns.repeat),
+        hit_tokens_mean=float(cached.mean()),
+        hit_tokens_mean_ci95=mean_interval(columns.cached, columns.repeat),
         hit_tokens_p50=percentile(cached, 50),
+        hit_tokens_p50_ci95=p50,
         hit_tokens_p95=percentile(cached, 95),
+        hit_tokens_p95_ci95=p95,
         expected_hit_tokens=int(columns.reusable(block_size)[reported].sum()),
     )
 
@@ -297,11 +316,11 @@ def _percentiles(values: Floats) -> Percentiles:
     return Percentiles(p50=percentile(values, 50), p95=percentile(values, 95), p99=percentile(values, 99))
 
 
-def _intervals(columns: Columns, values: Floats) -> Interval | None:
-    if np.isnan(values).all():
+def _intervals(columns: Columns, values: Floats | Sample) -> Interval | None:
+    if np.isnan(values.values if isinstance(values, Sample) else values).all():
         return None
-    limits = {q: quantile_interval(values, columns.repeat, q) for q in (0.5, 0.95, 0.99)}
-    return Interval(p50=limits[0.5], p95=limits[0.95], p99=limits[0.99])
+    p50, p95, p99 = quantile_intervals(values, columns.repeat, (0.5, 0.95, 0.99))
+    return Interval(p50=p50, p95=p95, p99=p99)
 
 
 def _known(values: Floats) -> int:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Limits = tuple[float, float] | None
+_BLOCKS = "95 % limits, from blocks of the run drawn anew; null with too few requests"
+_SHARE = "95 % limits: no narrower than Wilson's, nor than blocks of the run drawn anew; null with too few requests"
+
 
 class Graded(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -20,9 +24,9 @@ class Percentiles(Graded):
 class Interval(Graded):
     """95 % limits of each percentile, from blocks of the run drawn anew; null with too few requests."""
 
-    p50: tuple[float, float] | None
-    p95: tuple[float, float] | None
-    p99: tuple[float, float] | None
+    p50: Limits
+    p95: Limits
+    p99: Limits
 
 
 class RequestCounts(Graded):
@@ -54,8 +58,14 @@ class PrefixGrade(Graded):
     hit_tokens: int | None
     hit_ratio: float | None = Field(description="hit_tokens / prompt_tokens")
     block_hit_ratio: float | None = Field(description="full blocks reused / full blocks of the prompts")
+    hit_ratio_ci95: Limits = Field(default=None, description=_BLOCKS)
+    block_hit_ratio_ci95: Limits = Field(default=None, description=_BLOCKS)
+    hit_tokens_mean: float | None = Field(default=None, description="hit tokens a request")
+    hit_tokens_mean_ci95: Limits = Field(default=None, description=_BLOCKS)
     hit_tokens_p50: float | None = Field(description="of hit tokens by request")
+    hit_tokens_p50_ci95: Limits = Field(default=None, description=_BLOCKS)
     hit_tokens_p95: float | None
+    hit_tokens_p95_ci95: Limits = Field(default=None, description=_BLOCKS)
     expected_hit_tokens: int | None = Field(
         default=None,
         description="what one infinite cache for the whole fleet would have given the same requests, told from the "
@@ -106,6 +116,7 @@ class ClassGrade(Graded):
 
     requests: RequestCounts
     ttft_ms: Percentiles
+    ttft_ms_ci95: Interval | None = None
     goodput_ratio: float | None = Field(description="requests that met every objective of the class, of all scheduled")
     goodput_ci95: tuple[float, float] | None
     objectives: list[ObjectiveGrade] = Field(description="objectives that cover the class, over its requests alone")
@@ -119,7 +130,15 @@ class PolicyGrade(Graded):
     ttft_miss_ms: Percentiles
     tpot_ms: Percentiles
     ttft_ms_ci95: Interval | None = None
+    ttft_hit_ms_ci95: Interval | None = None
+    ttft_partial_ms_ci95: Interval | None = None
+    ttft_miss_ms_ci95: Interval | None = None
     tpot_ms_ci95: Interval | None = None
+    ttft_from_send_ms_ci95: Interval | None = None
+    e2e_ms_ci95: Interval | None = None
+    itl_ms_ci95: Interval | None = None
+    chunk_gap_ms_ci95: Interval | None = None
+    router_decision_us_ci95: Interval | None = None
     ttft_from_send_ms: Percentiles | None = Field(
         default=None, description="first token after the actual sending; ttft_ms counts from the scheduled time"
     )
@@ -138,6 +157,15 @@ class PolicyGrade(Graded):
     goodput_rps: float | None = Field(description="requests a second that met every objective of their class")
     goodput_ratio: float | None = Field(description="the same, as a share of all scheduled requests")
     goodput_ci95: tuple[float, float] | None = Field(description="Wilson interval of goodput_ratio")
+    goodput_rps_ci95: Limits = Field(default=None, description=_SHARE)
+    not_completed_ratio: float | None = Field(
+        default=None, description="refused, failed, timed out and cut off, as a share of all scheduled requests"
+    )
+    not_completed_ratio_ci95: Limits = Field(default=None, description=_SHARE)
+    output_tokens_per_second: float | None = Field(
+        default=None, description="output tokens of completed requests that came while the plan ran, by its seconds"
+    )
+    output_tokens_per_second_ci95: Limits = Field(default=None, description=_BLOCKS)
     hotspot: HotspotGrade
     router_decision_us: Percentiles
     reasons: dict[str, int] = Field(

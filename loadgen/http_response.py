@@ -5,6 +5,7 @@ from __future__ import annotations
 MAX_HEAD_BYTES = 65_536
 
 _NO_BODY = frozenset({204, 304})
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
 
 
 class HttpError(Exception):
@@ -31,6 +32,9 @@ class HttpResponse:
 
     def feed(self, received: bytes) -> bytes:
         """The body bytes among these. Raises HttpError for bytes that are no HTTP."""
+        at_chunk = self._remaining == 0 and self._chunked and not (self._buffer or self._in_chunk_end)
+        if at_chunk and (body := _only_chunk(received)):
+            return body
         data = self._buffer + received if self._buffer else received
         self._buffer = b""
         if self.status is None:
@@ -45,6 +49,11 @@ class HttpResponse:
             if self.status is None:  # an interim 1xx: the real head follows
                 return self.feed(data)
         return self._read_chunks(data) if self._chunked else self._read_plain(data)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the body comes in chunks, and so may be looked at later: see `may_end_in`."""
+        return self._chunked
 
     def end_of_connection(self) -> bool:
         """The peer closed: whether that is how this response was meant to end."""
@@ -113,9 +122,23 @@ class HttpResponse:
         return body[0] if len(body) == 1 else b"".join(body)
 
 
-def _chunk_size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
+def may_end_in(received: bytes) -> bool:
+    """Whether a chunked response may be complete with these bytes, told by their end: an empty line comes last."""
+    return received[-4:] == b"\r\n\r\n" or len(received) < 4
+
+
+def _only_chunk(received: bytes) -> bytes:
+    """The content, if these bytes are one whole chunk, as they mostly are in a stream; else nothing."""
+    size, _, rest = received.partition(b"\r\n")
     try:
-        return int(digits, 16)
+        whole = len(rest) == int(size, 16) + 2
     except ValueError:
-        raise HttpError(f"chunk size is {digits[:20]!r}") from None
+        return b""
+    return rest[:-2] if whole and rest[-2:] == b"\r\n" else b""
+
+
+def _chunk_size(line: bytes) -> int:
+    digits = line.partition(b";")[0].rstrip()
+    if not digits or digits.strip(_HEX_DIGITS):
+        raise HttpError(f"chunk size is {digits[:20]!r}")
+    return int(digits, 16)

@@ -8,23 +8,38 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from loadgen.section import Section
+from loadgen.section import LONGEST_TOKENS, Section
 
 
 class TokenRange(Section):
     """A length in tokens. A plain number fixes it; `min` and `max` alone draw evenly between them, both included."""
 
-    min: int = Field(default=1, ge=1, description="shortest length, tokens; with `median`, shorter draws become this")
+    min: int = Field(
+        default=1,
+        ge=1,
+        le=LONGEST_TOKENS,
+        description="shortest length, tokens; with `median`, shorter draws become this",
+    )
     max: int = Field(
-        default=0, ge=0, description="longest length, tokens; with `median`, longer draws become this (0: no bound)"
+        default=0,
+        ge=0,
+        le=LONGEST_TOKENS,
+        description="longest length, tokens; with `median`, longer draws become this (0: no bound)",
     )
     median: float | None = Field(
-        default=None, gt=0, description="median of a lognormal length, tokens; needs `sigma`", examples=[900]
+        default=None,
+        gt=0,
+        le=LONGEST_TOKENS,
+        description="median of a lognormal length, tokens; needs `sigma`",
+        examples=[900],
     )
     sigma: float | None = Field(
-        default=None, ge=0, description="standard deviation of the length's logarithm; 0.5 is mild, 1.2 heavy-tailed"
+        default=None,
+        ge=0,
+        le=10,
+        description="standard deviation of the length's logarithm; 0.5 is mild, 1.2 heavy-tailed",
     )
-    values: list[Annotated[int, Field(ge=1)]] | None = Field(
+    values: list[Annotated[int, Field(ge=1, le=LONGEST_TOKENS)]] | None = Field(
         default=None, min_length=1, description="the lengths that occur (an empirical distribution), tokens"
     )
     weights: list[Annotated[float, Field(ge=0)]] | None = Field(
@@ -67,7 +82,7 @@ class TokenRange(Section):
             return self.values[int(rng.choice(len(self.values), p=shares(self.weights or [1.0] * len(self.values))))]
         if self.median is not None and self.sigma is not None:
             length = max(self.min, round(float(rng.lognormal(log(self.median), self.sigma))))
-            return min(length, self.max) if self.max else length
+            return min(length, self.max or LONGEST_TOKENS)
         return int(rng.integers(self.min, self.max + 1))
 
 
@@ -89,7 +104,10 @@ class Popularity(Section):
     """How requests spread over the groups: one of the two keys."""
 
     zipf: float | None = Field(
-        default=None, ge=0, description="Zipf exponent: group k is asked in proportion to 1/k^exponent; 0 is uniform"
+        default=None,
+        ge=0,
+        le=20,
+        description="Zipf exponent: group k is asked in proportion to 1/k^exponent; 0 is uniform",
     )
     weights: list[Annotated[float, Field(ge=0)]] | None = Field(
         default=None, description="one relative weight a group, in order"

@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import gevent
-import numpy as np
 from gevent.event import Event
 
-from kvcache.tokenizer import Tokenizer
+from loadgen.answer_reader import Exchange
 from loadgen.answers import GeneratedAnswers
 from loadgen.calibration import Calibration, calibrate
-from loadgen.client_check import ClientLoad, check_client, count_outcomes
-from loadgen.http_client import Exchange, HttpClient, Target
+from loadgen.client_check import ClientLoad, check_client
+from loadgen.http_client import HttpClient, Target
 from loadgen.open_loop import OpenLoop, RequestOptions
 from loadgen.plan import Plan
 from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.records import Outcome, RequestRecord, write_requests
+from loadgen.progress import Progress
+from loadgen.records import RequestRecord, write_requests
 from loadgen.run_config import RunConfig, RunConfigError
 from loadgen.scenario import Scenario, load_scenario
+from loadgen.secret_headers import bearer, keys_in, with_secrets, without_keys
+from loadgen.writers import writer_for
 
-LOOP_SAMPLE_SECONDS = 0.02
+LOOP_SAMPLE_SECONDS = 0.1
 RUN_SCHEMA = 1
 
 EndListener = Callable[[RequestRecord, Exchange], None]
@@ -54,19 +55,21 @@ class LoadRun:
         self.started = False
         self.finished = Event()
         """Set when everything has been sent, answered and, if `out` is given, written."""
-        self._ttft_seconds: list[float] = []
+        self._progress = Progress()
         self._loop_lag_seconds: list[float] = []
         self._cpu_share = 0.0
         self._calibration: Calibration | None = None
         self._listener: EndListener = lambda record, exchange: None
         self._client = HttpClient(target, scenario.timeouts)
+        headers = {**config.headers, **bearer(config.api_key_env)}
+        self._keys = keys_in([headers, *(request.headers for request in plan.requests)])
         options = RequestOptions(
             model=config.model,
             policy=config.policy,
             repeat=config.repeat,
             tenant_header=config.tenant_header,
             session_header=config.session_header,
-            headers=config.headers,
+            headers=headers,
             extra_body=scenario.extra_body,
         )
         self._answers = answers
@@ -77,13 +80,14 @@ class LoadRun:
         """Read the scenario, plan all prompts, see that the target is there and the output folder can be.
 
         `share` takes out of the plan what this process sends, where several send it together. Raises DocumentError,
-        TokenizerError, PromptError, UnreachableError, RunConfigError, or ValueError for a target that is no URL.
+        TokenizerError, PromptError, SecretError, UnreachableError, RunConfigError, or ValueError for a target that is
+        no URL.
         """
         target = Target.parse(config.target)
         scenario = load_scenario(config.scenario)
-        writer = PromptWriter(Tokenizer(config.model_dir))
+        writer = writer_for(config, scenario)
         plan = make_plan(scenario, writer, seed=config.seed, nonce=config.nonce, model=config.model)
-        plan = share(plan)
+        plan = share(with_secrets(plan))
         make_folder(config.out)
         answers = GeneratedAnswers(plan, writer.encode) if plan.answers == "generated" else None
         run = cls(config, scenario, plan, target, answers)
@@ -106,7 +110,6 @@ class LoadRun:
         self.started = True
         self._calibration = calibrate()
         # What exists by now lives to the end: a collector that walks it would only delay stamps.
-        gc.collect()
         gc.freeze()
         self._loop.prime()
 
@@ -127,24 +130,14 @@ class LoadRun:
 
     def progress(self) -> dict[str, Any]:
         """How far the run is, as one flat map; what isn't known yet is None."""
-        records = self._loop.records
-        counts = count_outcomes(records)
-        lags = [r.client_lag_s for r in records if r.client_lag_s is not None]
-        p50, p95 = np.quantile(self._ttft_seconds, (0.5, 0.95)).tolist() if self._ttft_seconds else (None, None)
         zero = self._loop.zero
         return {
             "phase": "prime" if zero is None else "measured",
             "elapsed_s": None if zero is None else round(time.monotonic() - zero, 3),
             "planned": len(self.plan.requests),
-            "sent": len(records) + self._loop.in_flight,
-            "completed": counts[Outcome.COMPLETED],
-            "refused": counts[Outcome.REFUSED],
-            "failed": counts[Outcome.FAILED],
-            "timed_out": counts[Outcome.TIMED_OUT],
+            "sent": self._progress.ended + self._loop.in_flight,
             "in_flight": self._loop.in_flight,
-            "ttft_p50_ms": None if p50 is None else round(p50 * 1000.0, 2),
-            "ttft_p95_ms": None if p95 is None else round(p95 * 1000.0, 2),
-            "lag_max_ms": round(max(lags) * 1000.0, 2) if lags else None,
+            **self._progress.figures(),
         }
 
     @property
@@ -184,8 +177,8 @@ class LoadRun:
         write_run(folder, self.records, self.report())
 
     def _on_end(self, record: RequestRecord, exchange: Exchange) -> None:
-        if record.ttft_s is not None and record.phase == "measured":
-            self._ttft_seconds.append(record.ttft_s)
+        record.error = without_keys(record.error, self._keys)
+        self._progress.add(record)
         self._listener(record, exchange)
 
     def _watch_loop(self) -> None:

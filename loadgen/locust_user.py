@@ -25,14 +25,23 @@ from pydantic import ValidationError
 
 from documents import DocumentError
 from kvcache.tokenizer import TokenizerError
+from loadgen.answer_reader import Exchange
 from loadgen.distributed import DistributedError, Master, Worker, share_of
-from loadgen.http_client import Exchange
 from loadgen.load_run import LoadRun, UnreachableError, raise_file_limit
 from loadgen.prompts import PromptError
 from loadgen.records import Outcome, RequestRecord
 from loadgen.run_config import RunConfig, RunConfigError
+from loadgen.secret_headers import SecretError
 
-INPUT_ERRORS = (DocumentError, TokenizerError, PromptError, UnreachableError, RunConfigError, ValueError)
+INPUT_ERRORS = (
+    DocumentError,
+    TokenizerError,
+    PromptError,
+    SecretError,
+    UnreachableError,
+    RunConfigError,
+    ValueError,
+)
 """What `LoadRun.prepare` raises for input that has to be put right."""
 
 SHAPE_REFUSED = (
@@ -71,6 +80,8 @@ class PlanUser(User):
     load_run: ClassVar[LoadRun | None] = None
     """The prepared run that this process sends by itself."""
     master: ClassVar[Master | None] = None
+    write_failure: ClassVar[str] = ""
+    """Why the last run's log couldn't be written; empty when it was."""
 
     @task
     def send_plan(self) -> None:
@@ -88,6 +99,9 @@ def _send_and_write(run: LoadRun, reporter: LocustReporter) -> None:
         run.send(reporter)
         if run.config.out is not None:
             run.write(run.config.out)
+    except OSError as error:
+        PlanUser.write_failure = f"can't write to {run.config.out}: {error.strerror or error}"
+        print(f"prefixwatch: {PlanUser.write_failure}", file=sys.stderr, flush=True)
     finally:
         PlanUser.load_run = None
         run.finished.set()
@@ -142,6 +156,7 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
 
     add("scenario", "shared-prefix")
     add("model_dir", "")
+    add("tokenize_url", "")
     add("model", "tiny")
     add("seed", 0, type=int)
     add("nonce", "")
@@ -149,10 +164,23 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     add("repeat", 0, type=int)
     add("out", "")
     add("tenant_header", "x-tenant-id")
+    add("api_key_env", "")
 
 
 def _config_from(options: Namespace) -> RunConfig:
-    names = ("scenario", "model_dir", "model", "seed", "nonce", "policy", "repeat", "out", "tenant_header")
+    names = {
+        "scenario",
+        "model_dir",
+        "tokenize_url",
+        "model",
+        "seed",
+        "nonce",
+        "policy",
+        "repeat",
+        "out",
+        "tenant_header",
+    }
+    names |= {"api_key_env"}
     given = {name: getattr(options, name) for name in names if getattr(options, name) not in {"", None}}
     return RunConfig(target=options.host or "", **given)
 

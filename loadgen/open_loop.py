@@ -17,14 +17,17 @@ from typing import Any
 import gevent
 import msgspec
 from gevent.event import Event
+from gevent.hub import Waiter
 
+from loadgen.answer_reader import Exchange
 from loadgen.answers import GeneratedAnswers
-from loadgen.http_client import Exchange, HttpClient
+from loadgen.http_client import HttpClient
 from loadgen.plan import MEASURED, PRIME, Plan, PlannedRequest
 from loadgen.prediction import note_prediction_causes
 from loadgen.records import Outcome, RequestRecord
 
 CHAT_PATH = "/v1/chat/completions"
+SHORT_WAIT_SECONDS = 0.1
 EXPLAIN = {"x-prefixwatch-explain": "1"}
 """Asks the router for the decision's scores."""
 
@@ -72,6 +75,9 @@ class OpenLoop:
         self._answers = answers
         self._stop = Event()
         self._running: set[gevent.Greenlet] = set()
+        self._free: list[Any] = []
+        """Waiters of senders that have nothing to send."""
+        self._all_handed_over = False
         self._primed: list[tuple[PlannedRequest, Exchange]] = []
 
     def prime(self) -> None:
@@ -88,6 +94,7 @@ class OpenLoop:
             self._log(request, exchange, scheduled_s=exchange.sent - self.zero)
         if self.plan.concurrency is None:
             self._send_on_time(self._of_phase(MEASURED))
+            self._end_senders()
         else:
             self._send_closed(self._of_phase(MEASURED), self.plan.concurrency)
         if not self._stop.is_set():
@@ -111,15 +118,43 @@ class OpenLoop:
     def _send_on_time(self, requests: Iterable[PlannedRequest]) -> None:
         assert self.zero is not None
         for request in requests:
-            wait = self.zero + request.scheduled_s - self._clock()
-            if wait > 0 and self._stop.wait(wait):
-                return
+            self._wait_until(self.zero + request.scheduled_s)
             if self._stop.is_set():
                 return
-            greenlet = gevent.Greenlet(self._send_and_log, request)
-            self._running.add(greenlet)
-            greenlet.rawlink(self._running.discard)
-            greenlet.start()
+            self._hand_over(request)
+
+    def _hand_over(self, request: PlannedRequest) -> None:
+        """To a sender that has nothing to do, or else to a new one: to start one costs more than to wake one."""
+        if self._free:
+            gevent.get_hub().loop.run_callback(self._free.pop().switch, request)
+            return
+        sender = gevent.Greenlet(self._be_sender, request)
+        self._running.add(sender)
+        sender.rawlink(self._running.discard)
+        sender.start()
+
+    def _be_sender(self, request: PlannedRequest | None) -> None:
+        while request is not None:
+            self._send_and_log(request)
+            if self._all_handed_over:
+                return
+            free = Waiter()
+            self._free.append(free)
+            request = free.get()
+
+    def _end_senders(self) -> None:
+        """Those that are free end now, the others with the answers they wait for."""
+        self._all_handed_over = True
+        for free in self._free:
+            gevent.get_hub().loop.run_callback(free.switch, None)
+
+    def _wait_until(self, moment: float) -> None:
+        """Returns sooner when the run is stopped, unless the wait is short: then a plain sleep costs less."""
+        wait = moment - self._clock()
+        if wait > SHORT_WAIT_SECONDS:
+            self._stop.wait(wait)
+        elif wait > 0:
+            gevent.sleep(wait)
 
     def _send_closed(self, requests: Iterable[PlannedRequest], users: int) -> None:
         """Each user takes the next session when its last one is over; a session's turns follow one another."""
@@ -176,6 +211,7 @@ class OpenLoop:
             "max_tokens": request.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **{key: value for key in ("tools", "tool_choice") if (value := getattr(request, key)) is not None},
             **self.options.extra_body,
         }
         if request.salt is not None:
@@ -219,6 +255,7 @@ class OpenLoop:
             outcome=Outcome.CUT_OFF,
             planned_prompt_tokens=request.prompt_tokens,
             planned_shared_tokens=request.shared_tokens,
+            planned_template_tokens=request.template_tokens,
         )
 
 

@@ -53,6 +53,12 @@ class PlannedRequest:
     model: str = ""
     """The model or LoRA adapter to ask for, its cache entries its own; empty: the run's model."""
     priority: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    """The functions that it offers, as the OpenAI interface takes them."""
+    tool_choice: Any = None
+    """The field of that name; None: not sent."""
+    template_tokens: int = 0
+    """How much of the prompt's head is the chat template's own: the same in every run, so that caches may have it."""
     think_seconds: float = 0.0
     """Closed loop: wait after the session's answer before."""
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from kvcache.blocks import Tokens
+from kvcache.token_arrays import Tokens
 from loadgen.expected import SeenOpenings
 from loadgen.plan import Plan, PlannedRequest
-from loadgen.prompts import Alphabet, Conversation, PromptWriter, Words
+from loadgen.prompts import Alphabet, Conversation, PromptWriter, Tools, Words
 from loadgen.recorded import Recording
 from loadgen.recordings import read_recording
 from loadgen.replay_plan import ReplayWriter
@@ -74,15 +73,28 @@ def _drawn(scenario: Scenario, writer: PromptWriter, seed: int, nonce: str, text
     words = _Texts(writer.alphabet, seed, nonce)
     draws = SessionDraws(scenario, seed)
     phases = {"prime": draws.primes() if scenario.prime else (), "measured": draws.measured()}
-    verified: set[int] = set()
+    verified: set[tuple[int, int]] = set()
     for phase, requests in phases.items():
         for drawn in requests:
             conversation = _conversation(drawn, words, writer)
-            if len(conversation) not in verified:  # one of each shape in which a template could differ
-                verified.add(len(conversation))
-                writer.verify(conversation)
-            messages = writer.messages(conversation) if texts else []
-            yield _request(drawn, phase, scenario, messages), writer.tokens(conversation)
+            tools = [(name, words.words([part])) for name, part in drawn.tools]
+            size = (len(conversation), len(tools))
+            if size not in verified:  # one of each in which a template could differ
+                verified.add(size)
+                writer.verify(conversation, tools)
+            request = replace(
+                _request(drawn, phase, scenario), template_tokens=writer.template_tokens(conversation, tools)
+            )
+            yield (
+                _with_texts(request, writer, conversation, tools) if texts else request,
+                writer.tokens(conversation, tools),
+            )
+
+
+def _with_texts(
+    request: PlannedRequest, writer: PromptWriter, conversation: Conversation, tools: Tools
+) -> PlannedRequest:
+    return replace(request, messages=writer.messages(conversation), tools=writer.tools(tools) or None)
 
 
 def _replayed(scenario: Scenario, writer: PromptWriter, seed: int, nonce: str, texts: bool) -> Iterator[Planned]:
@@ -121,8 +133,8 @@ class _Texts:
         return words
 
 
-def _request(drawn: DrawnRequest, phase: str, scenario: Scenario, messages: list[dict[str, Any]]) -> PlannedRequest:
-    """All but what depends on the prompts before it."""
+def _request(drawn: DrawnRequest, phase: str, scenario: Scenario) -> PlannedRequest:
+    """All but its texts and what depends on the prompts before it."""
     tenant, model = drawn.tenant, drawn.model
     return PlannedRequest(
         index=0,
@@ -133,7 +145,7 @@ def _request(drawn: DrawnRequest, phase: str, scenario: Scenario, messages: list
         turn=drawn.turn,
         group=drawn.group,
         request_class=tenant.request_class or scenario.request_class,
-        messages=messages,
+        messages=[],
         max_tokens=drawn.max_tokens,
         prompt_tokens=0,
         shared_tokens=0,
@@ -141,6 +153,7 @@ def _request(drawn: DrawnRequest, phase: str, scenario: Scenario, messages: list
         headers={**tenant.headers, **dict(drawn.headers)},
         model=model.name if model is not None else "",
         priority=tenant.priority,
+        tool_choice=scenario.tools.tool_choice if scenario.tools is not None and drawn.tools else None,
         think_seconds=drawn.think_seconds,
     )
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from kvcache.blocks import DEFAULT_BLOCK_SIZE
 from kvcache.prediction import prediction_cause
+from kvcache.token_arrays import DEFAULT_BLOCK_SIZE
 from loadgen.records import RequestRecord
 
 

@@ -1,17 +1,20 @@
 """The sections of a scenario that say what prompts are made of.
 
 A prompt opens with the system message: a dynamic field, tool schemas, the group's prefix, few-shot examples, in this
-order and each only where the scenario has it. User messages carry retrieved documents, then text of their own.
+order and each only where the scenario has it; tools that are sent as a field stand where the chat template puts them.
+User messages carry retrieved documents, then text of their own.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from loadgen.header_text import has_controls
 from loadgen.lengths import Popularity, Seconds, Time, Tokens
-from loadgen.section import Section
+from loadgen.secret_headers import literal_secret
+from loadgen.section import MOST_ITEMS, Section
 
 _UNIFORM = Popularity(zipf=0)
 _SHUFFLED = "share of the sessions in which they come in an order of their own; 0: always the same order"
@@ -21,7 +24,7 @@ class Layer(Section):
     """One level of a nested opening: each item of the level above has `count` of its own."""
 
     name: str = Field(min_length=1, description="what it is, such as company, product or template")
-    count: int = Field(ge=1, description="items in each item of the level above")
+    count: int = Field(ge=1, le=MOST_ITEMS, description="items in each item of the level above")
     tokens: Tokens = Field(description="length of an item's text, tokens")
     popularity: Popularity = Field(default=_UNIFORM, description="how sessions spread over the items")
 
@@ -37,6 +40,7 @@ class PrefixGroups(Section):
     count: int | None = Field(
         default=None,
         ge=0,
+        le=MOST_ITEMS,
         description="number of distinct shared prefixes; 0: every session has an opening of its own",
     )
     popularity: Popularity = Field(default=_UNIFORM, description="how sessions spread over the groups")
@@ -77,17 +81,30 @@ class PrefixGroups(Section):
 
 
 class ToolSchemas(Section):
-    """Descriptions of an agent's tools, as text at the head of the system message."""
+    """An agent's tools: in the API's own field, which the chat template renders, or as text in the system message."""
 
-    count: int = Field(ge=1, description="number of tools; all sessions have the same ones")
-    tokens: Tokens = Field(description="length of a tool's schema, tokens")
+    count: int = Field(ge=1, le=MOST_ITEMS, description="number of tools; all sessions have the same ones")
+    tokens: Tokens = Field(
+        description="length of a tool's schema, tokens; as a field, of its description, and the JSON around it comes "
+        "on top"
+    )
     shuffled_share: float = Field(default=0.0, ge=0, le=1, description=_SHUFFLED)
+    sent_as: Literal["text", "field"] = Field(
+        default="text",
+        description="text: at the head of the system message; field: in the request's field tools, which the engine's "
+        "chat template renders where it likes, most at the front of the prompt",
+    )
+    tool_choice: Literal["none", "auto"] = Field(
+        default="none",
+        description="sent with the field. vLLM renders tools with either, and refuses auto without a tool parser; "
+        "SGLang renders them with auto only",
+    )
 
 
 class FewShot(Section):
     """Examples after the group's prefix."""
 
-    pool: int = Field(ge=1, description="examples there are; all groups draw on the same ones")
+    pool: int = Field(ge=1, le=MOST_ITEMS, description="examples there are; all groups draw on the same ones")
     shots: int = Field(ge=1, description="examples in a session's opening, drawn from the pool")
     tokens: Tokens = Field(description="length of an example, tokens")
     shuffled_share: float = Field(default=0.0, ge=0, le=1, description=_SHUFFLED)
@@ -102,7 +119,7 @@ class FewShot(Section):
 class Documents(Section):
     """Retrieved texts (RAG) at the head of every user message."""
 
-    count: int = Field(ge=1, description="documents there are")
+    count: int = Field(ge=1, le=MOST_ITEMS, description="documents there are")
     per_turn: int = Field(default=3, ge=1, description="documents in a user message, all different")
     tokens: Tokens = Field(description="length of a document, tokens")
     popularity: Popularity = Field(default=_UNIFORM, description="how often each document is retrieved")
@@ -230,13 +247,36 @@ class Tenant(Section):
     priority: int | None = Field(
         default=None, description="priority field of its requests; vLLM's scheduler serves lower numbers first"
     )
-    headers: dict[str, str] = Field(default={}, description="further headers of its requests")
+    headers: dict[str, str] = Field(
+        default={},
+        description="further headers of its requests; `${NAME}` in a value is that environment variable's when it is "
+        "sent, for keys that results must not hold",
+    )
     request_class: str | None = Field(
         default=None, min_length=1, description="class that objectives select its requests by; default: the scenario's"
     )
     models: list[ModelShare] | None = Field(
         default=None, min_length=1, description="models it asks for; default: the scenario's"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _fits_a_header(cls, name: str) -> str:
+        if has_controls(name):
+            raise ValueError("holds a line break or another control character, which no header can carry: take it out")
+        return name
+
+    @field_validator("headers")
+    @classmethod
+    def _may_be_sent(cls, headers: dict[str, str]) -> dict[str, str]:
+        if any(has_controls(text) for text in (*headers, *headers.values())):
+            raise ValueError("holds a line break or another control character, which no header can carry: take it out")
+        if (name := literal_secret(headers)) is not None:
+            raise ValueError(
+                f"{name} would be copied into every result: name the environment variable that holds it, such as "
+                f"'Bearer ${{TENANT_KEY}}'"
+            )
+        return headers
 
 
 class Timeouts(Section):

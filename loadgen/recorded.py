@@ -27,6 +27,7 @@ class RecordedRequest:
     block_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     tools: Any = None
+    tool_choice: Any = None
     model: str = ""
     session: str = ""
     tenant: str = ""

@@ -76,6 +76,7 @@ def _openai(lines: Lines) -> Iterator[RecordedRequest]:
             output_tokens=output if isinstance(output, int) and output > 0 else None,
             messages=tuple(messages),
             tools=body.get("tools"),
+            tool_choice=body.get("tool_choice"),
             model=str(body.get("model") or ""),
             session=str(_first(row, body, "session_id", "conversation_id", "session") or ""),
             tenant=str(_first(row, body, "tenant", "user") or ""),

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+if TYPE_CHECKING:  # and where it is used: a run sends its first request sooner without
+    import pyarrow as pa
 
 
 class Outcome(StrEnum):
@@ -63,6 +64,8 @@ class RequestRecord:
     planned_prompt_tokens: int = 0
     planned_shared_tokens: int = 0
     """Prompt tokens that an earlier request of the plan (same namespace) already carried as its opening."""
+    planned_template_tokens: int = 0
+    """Prompt tokens at its head that are the chat template's own: caches may hold them from before the run."""
     prompt_tokens: int | None = None
     """As the engine reports it in usage."""
     cached_tokens: int | None = None
@@ -110,31 +113,40 @@ class RequestRecord:
 
 SCHEMA_VERSION = 1
 
-_ARROW_TYPES = {
-    "str": pa.string(),
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "int | None": pa.int64(),
-    "float | None": pa.float64(),
-    "list[float]": pa.list_(pa.float32()),
-    "Outcome": pa.string(),
-}
 
-SCHEMA = pa.schema(
-    [pa.field(f.name, _ARROW_TYPES[str(f.type)]) for f in fields(RequestRecord)],
-    metadata={"prefixwatch.requests.schema": str(SCHEMA_VERSION)},
-)
+@cache
+def schema() -> pa.Schema:
+    """The log's columns: the fields of `RequestRecord`."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    types = {
+        "str": pa.string(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "int | None": pa.int64(),
+        "float | None": pa.float64(),
+        "list[float]": pa.list_(pa.float32()),
+        "Outcome": pa.string(),
+    }
+    return pa.schema(
+        [pa.field(f.name, types[str(f.type)]) for f in fields(RequestRecord)],
+        metadata={"prefixwatch.requests.schema": str(SCHEMA_VERSION)},
+    )
 
 
 def table_of(records: Iterable[RequestRecord]) -> pa.Table:
-    """The records as an Arrow table of `SCHEMA`, column by column."""
-    rows = list(records)
-    columns = [pa.array([getattr(row, name) for row in rows], SCHEMA.field(name).type) for name in SCHEMA.names]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    """The records as an Arrow table of `schema`, column by column."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    rows, wanted = list(records), schema()
+    columns = [pa.array([getattr(row, name) for row in rows], wanted.field(name).type) for name in wanted.names]
+    return pa.Table.from_arrays(columns, schema=wanted)
 
 
 def write_requests(path: Path, records: Iterable[RequestRecord]) -> None:
     """Write `requests.parquet`."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     pq.write_table(table_of(records), path)
 
 
@@ -143,6 +155,9 @@ def read_request_table(path: Path) -> pa.Table:
 
     Raises ValueError when the file is no request log, or one of another schema version.
     """
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:

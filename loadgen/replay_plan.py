@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from documents import DocumentError
-from kvcache.blocks import Tokens
+from kvcache.token_arrays import Tokens
 from kvcache.tokenizer import TokenizerError
+from loadgen.header_text import without_controls
 from loadgen.plan import PlannedRequest
 from loadgen.prompts import PromptWriter, Words
 from loadgen.recorded import RecordedRequest, Recording
@@ -31,7 +32,9 @@ class ReplayWriter:
         self._writer = writer
         self._texts = texts
         self._key = (nonce, seed)
-        self._overhead = len(writer.tokens([("user", writer.alphabet.draw(1, "overhead"))])) - 1
+        alone = [("user", writer.alphabet.draw(1, "overhead"))]
+        self._overhead = len(writer.tokens(alone)) - 1
+        self._head = writer.template_tokens(alone)
 
     def requests(
         self, recording: Recording, *, speed: float, until_s: float, scenario: Scenario
@@ -48,9 +51,10 @@ class ReplayWriter:
             if recorded.arrival_s / speed >= until_s:
                 return
             messages, tokens = self._prompt(number, recorded, recording.block_tokens)
-            session = recorded.session or f"r{number}"
+            session = without_controls(recorded.session) or f"r{number}"
             turns[session] = turns.get(session, -1) + 1
-            tenant = tenants.get(recorded.tenant, Tenant(name=recorded.tenant or "-"))
+            name = without_controls(recorded.tenant) or "-"
+            tenant = tenants.get(name, Tenant(name=name))
             yield (
                 PlannedRequest(
                     index=0,
@@ -68,6 +72,9 @@ class ReplayWriter:
                     salt=recorded.salt or tenant.salt,
                     headers=dict(tenant.headers),
                     priority=tenant.priority,
+                    tools=recorded.tools,
+                    tool_choice=recorded.tool_choice,
+                    template_tokens=0 if recorded.messages is not None else self._head,
                 ),
                 tokens,
             )
@@ -78,7 +85,7 @@ class ReplayWriter:
         if recorded.messages is not None:
             messages = [dict(message) for message in recorded.messages]
             try:
-                return messages, self._writer.encode(messages)
+                return messages, self._writer.encode(messages, tools=recorded.tools)
             except TokenizerError as error:
                 raise DocumentError(f"{recorded.where}: the model's chat template refuses it: {error}") from error
         conversation = [("user", self._words(number, recorded, block_tokens))]

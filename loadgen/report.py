@@ -21,10 +21,12 @@ from loadgen.fleet_rows import FleetRow
 from loadgen.leaderboard import leaderboard_chart
 from loadgen.report_rows import (
     CLASSES,
+    FIGURES,
     LEADERBOARD,
     REUSE,
     class_rows,
     comparison_rows,
+    figure_rows,
     further_rows,
     latency_rows,
     leaderboard_row,
@@ -68,6 +70,8 @@ def render_report(
         leaderboard_header=LEADERBOARD,
         leaderboard=[leaderboard_row(name, own) for name, own in policies],
         latencies={name: latency_rows(own) for name, own in policies},
+        figures_header=FIGURES,
+        other_figures=[row for name, own in policies for row in figure_rows(name, own)],
         comparison=comparison_rows(summary),
         objectives=[objective_row(name, objective) for name, own in policies for objective in own.objectives],
         classes_header=CLASSES,
@@ -120,7 +124,7 @@ def console_table(summary: Summary) -> Table:
     lines = [list(LEADERBOARD), *(leaderboard_row(policy, own) for policy, own in summary.policies.items())]
     loop = loop_label(summary.runs)
     closed = f", {loop}" if loop.startswith("closed") else ""
-    title = f"{summary.scenario} on {summary.workers} × {summary.engine}{closed}"
+    title = f"{summary.scenario} on {summary.fleet}{closed}"
     if len(summary.policies) > COLUMN_POLICIES:
         left_out = LEADERBOARD.index("TTFT p99 ms")
         lines = [line[:left_out] + line[left_out + 1 :] for line in lines]
@@ -148,10 +152,11 @@ def markdown_summary(summary: Summary) -> str:
     loop = loop_label(summary.runs)
     parts = [
         f"## prefixwatch: {summary.scenario} – {summary.verdict}",
-        f"{summary.workers} × {summary.engine}{', ' + loop if loop else ''}, {summary.repeats} repeats",
+        f"{summary.fleet}{', ' + loop if loop else ''}, {summary.repeats} repeats",
         sentences,
         _markdown_table(LEADERBOARD, [leaderboard_row(name, own) for name, own in policies]),
         _markdown_table(("policy", "milliseconds", "p50", "p95", "p99"), _markdown_latencies(summary)),
+        _markdown_table(FIGURES, [row for name, own in policies for row in figure_rows(name, own)]),
     ]
     if graded:
         header = ("policy", "objective", "rule", "measured", "95 % CI", "result")

@@ -10,6 +10,7 @@ from loadgen.comparison import METRIC_BY_NAME, Comparison
 from loadgen.graded import (
     ClassGrade,
     Interval,
+    Limits,
     ObjectiveGrade,
     Percentiles,
     PolicyGrade,
@@ -57,6 +58,7 @@ RUNS = (
     "hit ratio",
     "retokenized, tokens",
 )
+FIGURES = ("policy", "figure", "value", "95 % CI")
 _RESULTS = {"pass": "met", "fail": "missed", "inconclusive": "undecided"}
 
 
@@ -84,11 +86,14 @@ def latency_rows(own: PolicyGrade) -> list[LatencyRow]:
     """Every latency that the policy has a figure of."""
     figures: tuple[tuple[str, Percentiles | None, Interval | None], ...] = (
         ("TTFT from schedule", own.ttft_ms, own.ttft_ms_ci95),
-        ("TTFT from sending", own.ttft_from_send_ms, None),
+        ("TTFT of hits", own.ttft_hit_ms, own.ttft_hit_ms_ci95),
+        ("TTFT of partial hits", own.ttft_partial_ms, own.ttft_partial_ms_ci95),
+        ("TTFT of misses", own.ttft_miss_ms, own.ttft_miss_ms_ci95),
+        ("TTFT from sending", own.ttft_from_send_ms, own.ttft_from_send_ms_ci95),
         ("TPOT", own.tpot_ms, own.tpot_ms_ci95),
-        ("ITL", own.itl_ms, None),
-        ("chunk gap", own.chunk_gap_ms, None),
-        ("end to end", own.e2e_ms, None),
+        ("ITL", own.itl_ms, own.itl_ms_ci95),
+        ("chunk gap", own.chunk_gap_ms, own.chunk_gap_ms_ci95),
+        ("end to end", own.e2e_ms, own.e2e_ms_ci95),
         ("client lag", own.client_lag_ms, None),
     )
     return [
@@ -99,18 +104,60 @@ def latency_rows(own: PolicyGrade) -> list[LatencyRow]:
 
 
 def _cell(found: Percentiles, limits: Interval | None, point: str) -> tuple[str, str]:
-    interval = None if limits is None else getattr(limits, point)
-    text = "" if interval is None else "…".join(wording.number(limit) for limit in interval)
-    return wording.number(getattr(found, point)), text
+    return wording.number(getattr(found, point)), wording.limits(None if limits is None else getattr(limits, point))
+
+
+def figure_rows(policy: str, own: PolicyGrade) -> list[list[str]]:
+    """In the order of `FIGURES`: what isn't a latency and has an interval; none that the policy has no figure of."""
+    prefix = own.prefix
+    rows = [
+        ("hit tokens", wording.percent(prefix.hit_ratio), wording.percent_interval(prefix.hit_ratio_ci95)),
+        ("hit blocks", wording.percent(prefix.block_hit_ratio), wording.percent_interval(prefix.block_hit_ratio_ci95)),
+        _figure("hit tokens a request, mean", prefix.hit_tokens_mean, prefix.hit_tokens_mean_ci95),
+        _figure("hit tokens a request, p50", prefix.hit_tokens_p50, prefix.hit_tokens_p50_ci95),
+        _figure("hit tokens a request, p95", prefix.hit_tokens_p95, prefix.hit_tokens_p95_ci95),
+        _figure("goodput req/s", own.goodput_rps, own.goodput_rps_ci95),
+        (
+            "not completed",
+            wording.percent(own.not_completed_ratio),
+            wording.percent_interval(own.not_completed_ratio_ci95),
+        ),
+        _figure("output tokens/s", own.output_tokens_per_second, own.output_tokens_per_second_ci95),
+        _figure("decision p99 µs", own.router_decision_us.p99, _at(own.router_decision_us_ci95, "p99")),
+    ]
+    return [[policy, *row] for row in rows if row[1] != wording.UNKNOWN]
+
+
+def _figure(name: str, value: float | None, found: Limits) -> tuple[str, str, str]:
+    return name, wording.number(value), _limits(found)
+
+
+def _at(found: Interval | None, point: str) -> Limits:
+    limits: Limits = None if found is None else getattr(found, point)
+    return limits
 
 
 def further_rows(summary: Summary) -> list[list[str]]:
     """Figures beside the leaderboard, a row a figure and a column a policy; none that no policy has."""
+    policies = summary.policies.values()
     rows = [
-        ["TTFT p95 95 % CI", *(_interval_text(own.ttft_ms_ci95) for own in summary.policies.values())],
-        ["ITL p95 ms", *(_p95(own.itl_ms) for own in summary.policies.values())],
-        ["chunk gap p95 ms", *(_p95(own.chunk_gap_ms) for own in summary.policies.values())],
-        ["client lag p95 ms", *(_p95(own.client_lag_ms) for own in summary.policies.values())],
+        ["TTFT p95 95 % CI", *(_limits(_at(own.ttft_ms_ci95, "p95")) for own in policies)],
+        ["TPOT p95 95 % CI", *(_limits(_at(own.tpot_ms_ci95, "p95")) for own in policies)],
+        ["hit tokens 95 % CI", *(wording.percent_interval(own.prefix.hit_ratio_ci95) for own in policies)],
+        ["goodput 95 % CI", *(_limits(own.goodput_rps_ci95) for own in policies)],
+        ["not completed 95 % CI", *(wording.percent_interval(own.not_completed_ratio_ci95) for own in policies)],
+        [
+            "hit tokens a request",
+            *(_with(own.prefix.hit_tokens_mean, own.prefix.hit_tokens_mean_ci95) for own in policies),
+        ],
+        [
+            "output tokens/s",
+            *(_with(own.output_tokens_per_second, own.output_tokens_per_second_ci95) for own in policies),
+        ],
+        ["end to end p95 ms", *(_p95(own.e2e_ms, own.e2e_ms_ci95) for own in policies)],
+        ["ITL p95 ms", *(_p95(own.itl_ms, own.itl_ms_ci95) for own in policies)],
+        ["chunk gap p95 ms", *(_p95(own.chunk_gap_ms, own.chunk_gap_ms_ci95) for own in policies)],
+        ["client lag p95 ms", *(_p95(own.client_lag_ms) for own in policies)],
         ["client floor p50 ms", *(_floor(summary, name) for name in summary.policies)],
         ["of expected hits", *(_of_expected(own) for own in summary.policies.values())],
         ["retokenized tokens", *(_retokenized(summary, name) for name in summary.policies)],
@@ -118,13 +165,16 @@ def further_rows(summary: Summary) -> list[list[str]]:
     return [row for row in rows if set(row[1:]) != {wording.UNKNOWN}]
 
 
-def _interval_text(limits: Interval | None) -> str:
-    found = None if limits is None else limits.p95
-    return wording.UNKNOWN if found is None else "…".join(wording.number(limit) for limit in found)
+def _limits(found: Limits) -> str:
+    return wording.limits(found) or wording.UNKNOWN
 
 
-def _p95(found: Percentiles | None) -> str:
-    return wording.number(None if found is None else found.p95)
+def _with(value: float | None, found: Limits) -> str:
+    return wording.number(value) + (f" ({wording.limits(found)})" if found is not None else "")
+
+
+def _p95(found: Percentiles | None, limits: Interval | None = None) -> str:
+    return _with(None if found is None else found.p95, _at(limits, "p95"))
 
 
 def _floor(summary: Summary, policy: str) -> str:

@@ -19,7 +19,14 @@ class RunConfig(BaseModel):
 
     target: str = Field(description="base URL of the router or engine, http://host:port")
     scenario: str = Field(default="shared-prefix", description="a shipped scenario's name or a file")
-    model_dir: Path = Field(description="folder with the model's tokenizer.json and tokenizer_config.json")
+    model_dir: Path | None = Field(
+        default=None,
+        description="folder with the model's tokenizer.json and tokenizer_config.json; left out, an engine's /tokenize "
+        "is asked",
+    )
+    tokenize_url: str = Field(
+        default="", description="the engine whose /tokenize is asked without model_dir; default: the target"
+    )
     model: str = Field(description="model name that requests ask for")
     seed: int = Field(default=0, ge=0, description="decides times, lengths, groups and tenants")
     nonce: str = Field(
@@ -32,7 +39,11 @@ class RunConfig(BaseModel):
     out: Path | None = Field(default=None, description="folder for requests.parquet and run.json")
     tenant_header: str = Field(default="x-tenant-id", description="header that carries the tenant's name")
     session_header: str = Field(default="x-session-id", description="header that carries the session's id")
-    headers: dict[str, str] = Field(default={}, description="further headers of every request, such as authorization")
+    headers: dict[str, str] = Field(default={}, description="further headers of every request")
+    api_key_env: str = Field(
+        default="",
+        description="environment variable with the target's API key, sent as bearer token and written nowhere",
+    )
     lag_limit_ms: float = Field(
         default=20.0,
         gt=0,

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from documents import DocumentError, load
 from loadgen.arrival_keys import Arrivals
@@ -31,6 +31,10 @@ from loadgen.section import Section
 __all__ = ["Arrivals", "Replay", "Scenario", "Search", "Tenant", "Timeouts", "load_scenario", "shipped_scenarios"]
 
 SHIPPED_FOLDER = Path(__file__).parent / "scenarios"
+OWN_BODY_FIELDS = frozenset(
+    {"cache_salt", "max_tokens", "messages", "model", "priority", "stream", "stream_options", "tool_choice", "tools"}
+)
+"""What a plan puts into a request's body, or what reading its answer depends on."""
 
 
 class Replay(Section):
@@ -101,7 +105,7 @@ class Scenario(Section):
     groups: PrefixGroups | None = Field(
         default=None, description="shared prefixes, their popularity and all lengths; needed unless replay is given"
     )
-    tools: ToolSchemas | None = Field(default=None, description="tool schemas at the head of every opening")
+    tools: ToolSchemas | None = Field(default=None, description="tool schemas of every request, as text or as a field")
     few_shot: FewShot | None = Field(default=None, description="examples at the end of every opening")
     documents: Documents | None = Field(default=None, description="retrieved texts in every user message")
     dynamic_front: DynamicFront | None = Field(default=None, description="a changing field in front of every prompt")
@@ -135,6 +139,13 @@ class Scenario(Section):
     slo: list[str] = Field(default=[], description="SLO documents that grade it: shipped names, or files (.yaml)")
     search: Search = Field(default=Search(), description="the search for the highest rate")
     request_class: str = Field(default="interactive", min_length=1, description="class that objectives select by")
+
+    @field_validator("extra_body")
+    @classmethod
+    def _adds_only(cls, extra_body: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(OWN_BODY_FIELDS & extra_body.keys()):
+            raise ValueError(f"{', '.join(taken)}: the plan says what is in it: take it out")
+        return extra_body
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

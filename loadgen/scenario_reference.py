@@ -58,6 +58,12 @@ level or nested), examples (`few_shot`): these make the system message, or open 
 chat template has no system role. Then come the turns of the conversation so far; each user message opens with its
 retrieved texts (`documents`).
 
+With `tools.sent_as: field` the tools go where agents send them, into the request's field `tools`, and stand where the
+chat template renders them: most put them in front of everything, some behind the system prompt or into the last user
+message. The plan renders with the model's own template as vLLM does, so it knows their tokens, too. vLLM without a tool
+parser takes them with `tool_choice: none` (the default here); SGLang renders them with `auto` only, in an order of keys
+of its own, so that the plan's token counts are off there and the report says so.
+
 Earlier answers in later turns are *planned* texts, the same in every run. With `sessions.answers: generated` they are
 what the engine answered in this run: such text comes back as other tokens than it was generated as, so it isn't
 counted as reusable, and what that costs is in run.json as `retokenization_loss_tokens`.
@@ -92,7 +98,7 @@ def markdown() -> str:
     sections = "\n".join(_section(path, model) for path, model in _sections("", Scenario))
     return (
         f"{_INTRODUCTION}{formats}\nEqual block ids of a Mooncake trace become equal text; a table's lengths become "
-        f"prompts that share nothing; texts are sent as recorded.\n\n## Shipped scenarios\n\n"
+        f"prompts that share nothing; texts and tools are sent as recorded.\n\n## Shipped scenarios\n\n"
         f"| name | shows |\n|---|---|\n{shipped}\n## Keys\n\n{sections}"
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.arrivals import Process, arrival_times, constant_rate
+from loadgen.arrivals import Process, arrival_times, check_number, constant_rate
 from loadgen.lengths import shares
 from loadgen.prompt_keys import ModelShare, Tenant
 from loadgen.recordings import read_arrivals
@@ -50,6 +50,8 @@ class DrawnRequest:
     said: tuple[tuple[str, tuple[Part, ...]], ...]
     """Role and text of each message after it."""
     max_tokens: int
+    tools: tuple[tuple[str, Part], ...] = ()
+    """Name and description of the functions that go into the request's own field."""
     think_seconds: float = 0.0
     headers: tuple[tuple[str, str], ...] = ()
 
@@ -60,6 +62,7 @@ class _Session:
     start: float
     tenant: Tenant
     group: str
+    tools: tuple[Part, ...]
     opening: tuple[Part, ...]
     user_tokens: list[int]
     answer_tokens: list[int]
@@ -112,9 +115,10 @@ class SessionDraws:
                         group=_group_name(path),
                         tenant=tenant,
                         model=model,
-                        opening=(*self._tool_parts, *self._prefix(path)),
+                        opening=(*self._as_text(self._tool_parts), *self._prefix(path)),
                         said=(("user", (user,)),),
                         max_tokens=1,
+                        tools=self._as_field(self._tool_parts),
                     )
 
     def _sessions(self) -> Iterator[_Session]:
@@ -135,12 +139,14 @@ class SessionDraws:
                 turns = min(turns, self._closed_requests - planned)
             planned += turns
             prefix = self._prefix(path) if path else (self._own_prefix(number),)
+            tools = self._tools()
             yield _Session(
                 number=number,
                 start=start,
                 tenant=tenant,
                 group=_group_name(path),
-                opening=self._opening(number, start, prefix),
+                tools=tools,
+                opening=self._opening(start, prefix),
                 user_tokens=[(later if turn else groups.unique_tokens).draw(rng) for turn in range(turns)],
                 answer_tokens=[groups.output_tokens.draw(rng) for _ in range(turns)],
             )
@@ -148,7 +154,9 @@ class SessionDraws:
     @property
     def _closed_requests(self) -> int:
         assert self._arrivals.concurrency is not None
-        return self._arrivals.requests or _REQUESTS_PER_USER * self._arrivals.concurrency
+        requests = self._arrivals.requests or _REQUESTS_PER_USER * self._arrivals.concurrency
+        check_number(max(requests, self._arrivals.concurrency))
+        return requests
 
     def _starts(self) -> Sequence[float]:
         """When sessions start, seconds."""
@@ -193,6 +201,7 @@ class SessionDraws:
                         opening=self._with_front(session, turn, branch),
                         said=tuple(said),
                         max_tokens=session.answer_tokens[turn],
+                        tools=self._as_field(session.tools),
                         think_seconds=waits[turn],
                         headers=((USER_HEADER, f"u{session.number}"),) if keys.handover_share else (),
                     )
@@ -205,14 +214,27 @@ class SessionDraws:
             return None
         return int(self._details.integers(0, turns - 1))
 
-    def _opening(self, number: int, start: float, prefix: tuple[Part, ...]) -> tuple[Part, ...]:
-        scenario, details = self._scenario, self._details
-        tools = self._tool_parts
-        if scenario.tools is not None and details.random() < scenario.tools.shuffled_share:
+    def _tools(self) -> tuple[Part, ...]:
+        """All tools, in the order in which a session has them."""
+        tools, details = self._tool_parts, self._details
+        if self._scenario.tools is not None and details.random() < self._scenario.tools.shuffled_share:
             tools = [tools[k] for k in details.permutation(len(tools))]
+        return tuple(tools)
+
+    def _as_text(self, tools: Sequence[Part]) -> Sequence[Part]:
+        """Those of the tools that stand in the system message."""
+        return () if self._scenario.tools is not None and self._scenario.tools.sent_as == "field" else tools
+
+    def _as_field(self, tools: Sequence[Part]) -> tuple[tuple[str, Part], ...]:
+        """Those that go into the request's field; a tool keeps its name wherever it stands."""
+        return () if self._as_text(tools) else tuple((f"tool_{tool.key[1]}", tool) for tool in tools)
+
+    def _opening(self, start: float, prefix: tuple[Part, ...]) -> tuple[Part, ...]:
+        """Prefix and examples."""
+        scenario, details = self._scenario, self._details
         if scenario.rollout is not None and details.random() < self._rolled_out(start):
             prefix = _new_version(prefix, scenario.rollout.keeps_tokens)
-        return (*tools, *prefix, *self._shots())
+        return (*prefix, *self._shots())
 
     def _rolled_out(self, start: float) -> float:
         """Share of the sessions that start now and get the new version."""
@@ -239,11 +261,13 @@ class SessionDraws:
         return [self._document_parts[k] for k in (np.sort(chosen) if documents.order == "fixed" else chosen)]
 
     def _with_front(self, session: _Session, turn: int, branch: int) -> tuple[Part, ...]:
+        """The whole system message of a request."""
         front = self._scenario.dynamic_front
+        opening = (*self._as_text(session.tools), *session.opening)
         if front is None or np.random.default_rng([self._seed, _FRONT, session.number]).random() >= front.share:
-            return session.opening
+            return opening
         changes: Key = (session.number, turn, branch) if front.per == "request" else (session.number,)
-        return (Part(front.tokens, ("front", *changes)), *session.opening)
+        return (Part(front.tokens, ("front", *changes)), *opening)
 
     def _flash_crowd(self) -> Iterator[DrawnRequest]:
         flash, groups = self._scenario.flash_crowd, self._groups
@@ -265,9 +289,10 @@ class SessionDraws:
                 group="flash",
                 tenant=tenant,
                 model=self._models.of(number, tenant),
-                opening=(*self._tool_parts, prefix),
+                opening=(*self._as_text(self._tool_parts), prefix),
                 said=(("user", (Part(groups.unique_tokens.draw(rng), ("user", "flash", number)),)),),
                 max_tokens=groups.output_tokens.draw(rng),
+                tools=self._as_field(self._tool_parts),
             )
 
     def _paths(self) -> Iterator[tuple[int, ...]]:

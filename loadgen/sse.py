@@ -9,6 +9,7 @@ from __future__ import annotations
 
 DONE = b"[DONE]"
 """The data of the event that ends an OpenAI stream."""
+_CR = ord("\r")
 
 
 class SseParser:
@@ -23,11 +24,14 @@ class SseParser:
 
     def feed(self, received: bytes) -> list[bytes]:
         """The data of each event that these bytes complete, in order; events without data are left out."""
+        line, _, rest = received.partition(b"\n")
+        if rest == b"\n" and line[:6] == b"data: " and _CR not in line and not (self.incomplete or self._skip_lf):
+            return [line[6:]]  # one whole event of one line, as it mostly is in a chat stream
         buffer = self._pending + received if self._pending else received
         if self._skip_lf and buffer:
             buffer = buffer[1:] if buffer[:1] == b"\n" else buffer
             self._skip_lf = False
-        if b"\r" in buffer:
+        if buffer.find(b"\r") >= 0:
             # A CR at the very end may be half of a CRLF: it ends its line now, the LF to come is dropped.
             self._skip_lf = buffer[-1:] == b"\r"
             buffer = buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

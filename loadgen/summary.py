@@ -41,7 +41,7 @@ class RunFacts:
 
     scenario: str
     engine: str
-    workers: int
+    workers: int | None
     policies: Sequence[str] = ()
     """As they appear in the log, if empty."""
     block_size: int = DEFAULT_BLOCK_SIZE
@@ -69,7 +69,7 @@ class Summary(BaseModel):
     schema_version: Literal[1] = Field(default=1, alias="schema")
     scenario: str
     engine: str
-    workers: int
+    workers: int | None = Field(description="engines in the fleet; null for a target's, which nobody told")
     repeats: int
     seeds: list[int]
     versions: dict[str, str]
@@ -86,6 +86,11 @@ class Summary(BaseModel):
         default=[], description="each run's loop, what the client added, and the engines' own counters"
     )
     verdict: Verdict
+
+    @property
+    def fleet(self) -> str:
+        """As titles say it, `4 × simulated`."""
+        return self.engine if self.workers is None else f"{self.workers} × {self.engine}"
 
     def to_json(self) -> str:
         return self.model_dump_json(by_alias=True, indent=2) + "\n"
@@ -238,7 +243,10 @@ def _why(summary: Summary) -> str:
     for name, own in judged_policies(summary).items():
         met = [o for o in own.objectives if decided(o) == "pass"]
         open_ = [o for o in own.objectives if decided(o) != "pass"]
-        text = f"{name} meets {len(met)} of {len(own.objectives)} objectives"
+        met_of = (
+            f"meets {len(met)} of {len(own.objectives)} objectives" if own.objectives else "had no objectives to meet"
+        )
+        text = f"{name} {met_of}"
         if open_:
             text += " (" + "; ".join(_open_objective(o) for o in open_) + ")"
         if own.isolation_violations:

@@ -41,6 +41,11 @@ def interval(limits: tuple[float, float] | None) -> str:
     return UNKNOWN if limits is None else f"{signed(limits[0])}…{signed(limits[1])}"
 
 
+def limits(found: tuple[float, float] | None) -> str:
+    """An interval of a figure that has no sign; nothing where there is none."""
+    return "" if found is None else "…".join(number(limit) for limit in found)
+
+
 def percent_interval(limits: tuple[float, float] | None) -> str:
     return UNKNOWN if limits is None else f"{number(limits[0] * 100)}…{number(limits[1] * 100)} %"
 

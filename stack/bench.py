@@ -34,18 +34,19 @@ from router.config import CacheViewConfig, PolicyConfig, RouterConfig, TenantsCo
 from slo.document import load_objectives
 from slo.objective import RequestField
 from stack.config import PrefixwatchConfig
-from stack.errors import UsageError
+from stack.errors import INPUT_ERRORS, UsageError
 from stack.fleet import as_workers, start_engines, start_router
 from stack.fleet_log import FleetLog
+from stack.interrupt import Interrupt, StoppedError
 from stack.load_levels import LevelRun, LevelsRequest, run_levels, write_levels
 from stack.load_process import send_load
 from stack.options import check_policies
-from stack.out_folder import make_out_folder
+from stack.out_folder import NOT_WRITTEN, make_out_folder
 from stack.progress import Progress
 from stack.results import BenchRuns, versions, write_results
 from stack.scenario_choice import TraceOptions, chosen_scenario, scenario_notes
 from stack.schedule import Run, interleaved
-from stack.targets import check_tokenizer, served_model
+from stack.targets import Endpoint, check_served_tokenizer, check_tokenizer, served_model
 from stack.up import start_exporter
 
 TARGET_LABEL = "target"
@@ -63,6 +64,14 @@ class BenchOptions:
     policies: list[str] = field(default_factory=lambda: ["round_robin", "cache_aware"])
     target: str | None = None
     model_dir: Path | None = None
+    """Of a target: the served model's; None: its /tokenize is asked."""
+    tokenize_url: str | None = None
+    """Engine to ask instead of the target, which may be a gateway that has no /tokenize."""
+    model: str | None = None
+    """To ask a target for; None: the first that it lists."""
+    api_key_env: str = ""
+    """Environment variable with the target's API key."""
+    ca_file: Path | None = None
     repeats: int = 3
     seed: int = 1
     duration_seconds: float | None = None
@@ -76,9 +85,19 @@ class BenchOptions:
 
 def run_bench(options: BenchOptions, console: Console) -> tuple[dict[str, Any], int]:
     """Run a bench; answers the content of summary.json (of levels.json) and the exit code. Raises one of
-    INPUT_ERRORS."""
+    INPUT_ERRORS, or KeyboardInterrupt when the user ended it before there was anything to keep."""
     bench = _Bench(options, console)
-    return asyncio.run(bench.run() if options.levels is None else bench.run_levels(options.levels))
+    try:
+        return asyncio.run(bench.run() if options.levels is None else bench.run_levels(options.levels))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise
+        raise UsageError(
+            f"--out {options.out}: can't be written to ({error.strerror}): the logs of the runs that were made are in "
+            f"{options.out / 'logs'}; make room, or choose another folder"
+        ) from error
 
 
 class _Bench:
@@ -88,8 +107,10 @@ class _Bench:
         self.scenario = chosen_scenario(options.scenario, options.trace, options.duration_seconds)
         self.objectives = load_objectives(self.scenario.slo)
         self.policies = [TARGET_LABEL] if options.target else check_policies(options.policies)
-        self.workers = options.workers or self.scenario.engine.workers or 4
         self.model_dir = _model_dir(options)
+        self.endpoint = _endpoint(options)
+        hinted = None if self.endpoint is not None else self.scenario.engine.workers or 4
+        self.workers = options.workers or hinted
         if options.live and options.target:
             raise UsageError(
                 "--live watches the engines that a bench starts; with --target run `prefixwatch exporter` beside it"
@@ -97,6 +118,7 @@ class _Bench:
         self.router_port = free_port() if options.live else None
         """The same for all runs where an exporter scrapes it."""
         self.logs = make_out_folder(options.out) / "logs"
+        self.interrupt = Interrupt(console)
 
     async def run(self) -> tuple[dict[str, Any], int]:
         for line in scenario_notes(self.scenario):
@@ -111,24 +133,50 @@ class _Bench:
             seed=self.options.seed,
             again=self._again(),
         )
-        async with self._engines() as engines:
-            if engines:
-                runs.block_size = engines[0].block_size
-            with Progress(self.console, len(self.policies) * self.options.repeats) as progress:
-                await self._make_runs(engines, scenario_file, runs, progress)
-        return write_results(self.options.out, runs, self.console)
+        with self.interrupt.heard():
+            async with self._engines() as engines:
+                if engines:
+                    runs.block_size = engines[0].block_size
+                with Progress(self.console, len(self.policies) * self.options.repeats) as progress:
+                    failure = await self._make_runs(engines, scenario_file, runs, progress)
+        result = write_results(self.options.out, runs, self.console)
+        if failure is not None:
+            raise failure
+        return result
 
     async def _make_runs(
         self, engines: list[EngineHandle], scenario_file: Path, runs: BenchRuns, progress: Progress
-    ) -> None:
+    ) -> Exception | None:
+        """All runs, or those up to an interrupt or a failure, which is answered, for what was measured is to be kept.
+
+        Raises the failure if there is nothing to keep, KeyboardInterrupt if nothing was made before the user ended it.
+        """
         nonces = [secrets.token_hex(6) for _ in range(self.options.repeats)]
-        for run in interleaved(self.policies, self.options.repeats):
-            progress.begin(run)
-            # A target's caches can't be emptied, so there each run has prompts of its own.
-            nonce = nonces[run.repeat] if engines else secrets.token_hex(6)
-            records, report, rows = await self._make_run(engines, run, scenario_file, nonce, progress.update)
-            runs.add(run, records, report, rows)
-            progress.end(report)
+        planned = interleaved(self.policies, self.options.repeats)
+        failure: Exception | None = None
+        try:
+            for run in planned:
+                if self.interrupt.asked:
+                    break
+                progress.begin(run)
+                # A target's caches can't be emptied, so there each run has prompts of its own.
+                nonce = nonces[run.repeat] if engines else secrets.token_hex(6)
+                records, report, rows = await self._make_run(engines, run, scenario_file, nonce, progress.update)
+                runs.add(run, records, report, rows)
+                progress.end(report)
+        except StoppedError as stopped:
+            if not runs.reports:
+                raise KeyboardInterrupt from stopped
+        except INPUT_ERRORS as error:
+            if not runs.reports:
+                raise
+            failure = error
+        made = f"{len(runs.reports)} of {len(planned)} runs were made"
+        if failure is not None:
+            runs.incomplete = f"{made}, then: {failure}"
+        elif self.interrupt.asked:
+            runs.incomplete = f"stopped by hand: {made}, the last one perhaps in part"
+        return failure
 
     async def _make_run(
         self,
@@ -140,11 +188,12 @@ class _Bench:
     ) -> tuple[list[RequestRecord], dict[str, Any], list[FleetRow]]:
         """The run's request log, its run.json, and what the fleet did meanwhile."""
         folder = self.logs / f"{run.position:02d}-{run.policy}-{run.repeat}"
-        async with self._endpoint(run, engines, folder) as (url, model), FleetLog.following(engines, run) as log:
+        async with self._endpoint(run, engines, folder) as (url, model), FleetLog.following(engines, run) as rows:
             config = RunConfig(
                 target=url,
                 scenario=str(scenario_file),
                 model_dir=self.model_dir,
+                tokenize_url=self.options.tokenize_url or "",
                 model=model,
                 seed=self.options.seed + run.repeat,
                 nonce=nonce,
@@ -152,32 +201,36 @@ class _Bench:
                 repeat=run.repeat,
                 out=folder,
                 lag_limit_ms=self._lag_limit_ms(),
+                api_key_env=self.options.api_key_env,
             )
-            report = await send_load(config, folder, on_progress)
+            ca_file = self.options.ca_file
+            report = await send_load(config, folder, on_progress, interrupt=self.interrupt, ca_file=ca_file)
         for engine in engines:
             engine.process.check()
-        return list(read_requests(folder / "requests.parquet")), report, log.rows
+        return list(read_requests(folder / "requests.parquet")), report, rows
 
     async def run_levels(self, request: LevelsRequest) -> tuple[dict[str, Any], int]:
         """Sweep or search: many runs, each at a level of its own."""
         positions = itertools.count(1)
-        async with self._engines() as engines:
+        with self.interrupt.heard():
+            async with self._engines() as engines:
 
-            async def run_level(scenario: Scenario, policy: str, repeat: int) -> LevelRun:
-                run = Run(next(positions), policy, repeat)
-                file = self._write_scenario(scenario)
-                records, report, _ = await self._make_run(engines, run, file, secrets.token_hex(6))
-                return LevelRun(records, report["reasons"])
+                async def run_level(scenario: Scenario, policy: str, repeat: int) -> LevelRun:
+                    run = Run(next(positions), policy, repeat)
+                    file = self._write_scenario(scenario)
+                    records, report, _ = await self._make_run(engines, run, file, secrets.token_hex(6))
+                    return LevelRun(records, report["reasons"])
 
-            found, code = await run_levels(
-                self.scenario,
-                self.objectives,
-                self.policies,
-                request,
-                run=run_level,
-                console=self.console,
-                block_size=engines[0].block_size if engines else DEFAULT_BLOCK_SIZE,
-            )
+                found, code = await run_levels(
+                    self.scenario,
+                    self.objectives,
+                    self.policies,
+                    request,
+                    run=run_level,
+                    console=self.console,
+                    block_size=engines[0].block_size if engines else DEFAULT_BLOCK_SIZE,
+                    interrupt=self.interrupt,
+                )
         write_levels(self.options.out, found)
         report = self.options.out / "report.html"
         write_levels_report(report, found, code, {**self._again(), "versions": versions()})
@@ -192,9 +245,10 @@ class _Bench:
 
     @contextlib.asynccontextmanager
     async def _engines(self) -> AsyncIterator[list[EngineHandle]]:
-        if self.options.target:
+        if self.endpoint is not None:
             yield []
             return
+        assert self.workers is not None
         hints = self.scenario.engine
         simulated = {"profile": hints.profile, "max_model_len": hints.max_model_len, "seed": self.options.seed}
         with self.console.status(f"starting {self.workers} {self.options.engine} engines …"):
@@ -231,10 +285,13 @@ class _Bench:
     @contextlib.asynccontextmanager
     async def _endpoint(self, run: Run, engines: list[EngineHandle], folder: Path) -> AsyncIterator[tuple[str, str]]:
         """The address to send to and the model to ask for: the target, or a fresh router over emptied caches."""
-        if self.options.target:
-            model = await served_model(self.options.target)
-            await check_tokenizer(self.options.target, model, self.model_dir)
-            yield self.options.target, model
+        if self.endpoint is not None:
+            model = await served_model(self.endpoint, self.options.model)
+            if self.model_dir is not None:
+                await check_tokenizer(self.endpoint, model, self.model_dir)
+            else:
+                await asyncio.to_thread(check_served_tokenizer, self.endpoint, model, self.options.tokenize_url)
+            yield self.endpoint.url, model
             return
         await fleet.reset_caches(engines)
         config = RouterConfig(
@@ -263,12 +320,22 @@ class _Bench:
         return 1000.0 * _LAG_SHARE * min(thresholds, default=0.5)
 
 
-def _model_dir(options: BenchOptions) -> Path:
+def _endpoint(options: BenchOptions) -> Endpoint | None:
+    """The target, if the bench has one. Raises UsageError for options that need one."""
+    if options.target is not None:
+        return Endpoint(options.target, options.api_key_env, options.ca_file)
+    given = {"--model": options.model, "--api-key-env": options.api_key_env, "--ca-file": options.ca_file}
+    if alone := [name for name, value in given.items() if value]:
+        raise UsageError(f"{' and '.join(alone)}: only with --target; engines that a bench starts need none")
+    return None
+
+
+def _model_dir(options: BenchOptions) -> Path | None:
+    """None for a target whose /tokenize is asked. Raises UsageError, TokenizerError."""
+    if options.tokenize_url and (options.model_dir is not None or not options.target):
+        raise UsageError("--tokenize-url goes with --target, and without --model-dir: take one out")
     if options.model_dir is None and options.target:
-        raise UsageError(
-            "--target needs --model-dir: the folder with the served model's tokenizer.json and "
-            "tokenizer_config.json, so that prompts have exact lengths"
-        )
+        return None
     folder = options.model_dir or default_model_dir()
     Tokenizer(folder)  # told here, rather than by every process that will need it
     return folder

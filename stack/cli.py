@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from stack.cli_dashboards import dashboards_app
 from stack.cli_diagnose import diagnose_app
 from stack.cli_engines import engines_app
 from stack.cli_exporter import exporter_app
-from stack.cli_shared import JsonFlag, finish, names
+from stack.cli_shared import JsonFlag, finish, names, plain_console, print_error
 from stack.cli_slo import slo_app
 
 app = typer.Typer(
@@ -45,13 +44,26 @@ def bench(
         str | None, typer.Argument(help="A shipped scenario's name, or a scenario file (YAML).", show_default=False)
     ] = None,
     engine: Annotated[str, typer.Option(help="Engines to start: `simulated` or `vllm` (real, on CPU).")] = "simulated",
-    workers: Annotated[int | None, typer.Option(min=1, help="Engines to start; default: the scenario's.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Engines to start; default: the scenario's. With --target, how many it has."),
+    ] = None,
     policy: Annotated[
         str, typer.Option(help="Routing policies to compare, by comma; see `prefixwatch policies`.")
     ] = "round_robin,cache_aware",
     target: Annotated[str | None, typer.Option(help="Send to this running endpoint; start nothing.")] = None,
     model_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the model's tokenizer; needed with --target.")
+        Path | None, typer.Option(help="Folder with the target's tokenizer; default: its /tokenize is asked.")
+    ] = None,
+    tokenize_url: Annotated[
+        str | None, typer.Option(help="Ask this engine's /tokenize, where the target is a gateway that has none.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask a target for; default: the first it lists.")] = None,
+    api_key_env: Annotated[
+        str, typer.Option(help="Environment variable with a target's API key; the key itself is written nowhere.")
+    ] = "",
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificates to check a target's with; default: the system's.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each policy, interleaved A B, B A, …")] = 3,
     seed: Annotated[int, typer.Option(help="Fixes arrivals, lengths, prefix popularity and random ties.")] = 1,
@@ -104,6 +116,10 @@ def bench(
         policies=names(policy),
         target=target,
         model_dir=model_dir,
+        tokenize_url=tokenize_url,
+        model=model,
+        api_key_env=api_key_env,
+        ca_file=ca_file,
         repeats=repeats,
         seed=seed,
         duration_seconds=duration,
@@ -112,7 +128,7 @@ def bench(
         trace=trace_options(trace, trace_format, speed, limit, answers),
         levels=levels_request(search_rate=search_rate, sweep_rate=sweep_rate, sweep_concurrency=sweep_concurrency),
     )
-    finish(*run_bench(options, Console(stderr=as_json)), as_json=as_json)
+    finish(*run_bench(options, plain_console(stderr=as_json)), as_json=as_json)
 
 
 @app.command()
@@ -195,7 +211,7 @@ def simulate(
         prefill_policy=prefill_policy,
         levels=levels_request(search_rate=search_rate, sweep_rate=sweep_rate, sweep_concurrency=sweep_concurrency),
     )
-    finish(*run_simulate(options, Console(stderr=as_json)), as_json=as_json)
+    finish(*run_simulate(options, plain_console(stderr=as_json)), as_json=as_json)
 
 
 @app.command()
@@ -212,6 +228,9 @@ def compare(
     markdown: Annotated[
         Path | None, typer.Option(help="Append the result to this file as Markdown, such as $GITHUB_STEP_SUMMARY.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the result to this file, as a page like report.html.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say which figures of two runs differ, by how much, with what confidence; 1 when the second is worse.
@@ -219,16 +238,18 @@ def compare(
     Example: `prefixwatch compare results/baseline results/latest --tolerance 3`
     """
     from stack.compare_command import as_json as compared_json
-    from stack.compare_command import comparison_markdown, print_comparison, run_compare
-    from stack.out_folder import append_text
+    from stack.compare_command import comparison_markdown, comparison_page, print_comparison, run_compare
+    from stack.out_folder import append_text, write_text
 
     result, exit_code = run_compare(run_a, run_b, names(policy), slo or [], tolerance)
     if markdown is not None:
         append_text(markdown, comparison_markdown(result), "--markdown")
+    if html is not None:
+        write_text(html, comparison_page(result), "--html")
     if as_json:
         print(json.dumps(compared_json(result), indent=2))
     else:
-        print_comparison(result, Console())
+        print_comparison(result, plain_console())
     raise typer.Exit(exit_code)
 
 
@@ -249,7 +270,7 @@ def report(
     """
     from stack.report_command import run_report
 
-    finish(*run_report(run, slo or [], out, Console(stderr=as_json), also=also), as_json=as_json)
+    finish(*run_report(run, slo or [], out, plain_console(stderr=as_json), also=also), as_json=as_json)
 
 
 @app.command()
@@ -269,7 +290,7 @@ def scenarios(
     elif as_json:
         print(json.dumps(described_scenarios(), indent=2))
     else:
-        Console().print(scenarios_table(described_scenarios()))
+        plain_console().print(scenarios_table(described_scenarios()))
 
 
 @app.command()
@@ -297,7 +318,7 @@ def analyze(
     from stack.analyze_command import AnalyzeOptions, run_analyze
 
     options = AnalyzeOptions(traffic, recording_format, limit, model_dir, block_size, seed)
-    found = run_analyze(options, Console(stderr=as_json))
+    found = run_analyze(options, plain_console(stderr=as_json))
     finish(found, 0, as_json=as_json)
 
 
@@ -314,7 +335,7 @@ def up(
     from stack.config import load_config
     from stack.up import run_up
 
-    run_up(load_config(config).listening_on(host), folder, Console())
+    run_up(load_config(config).listening_on(host), folder, plain_console())
 
 
 @app.command()
@@ -325,7 +346,7 @@ def router(config: Annotated[Path, typer.Option(help="prefixwatch.yaml; `fleet.t
     """
     from stack.parts import run_router
 
-    run_router(config, Console())
+    run_router(config, plain_console())
 
 
 @app.command()
@@ -356,7 +377,7 @@ def policies(as_json: JsonFlag = False) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        Console().print(policies_table(found))
+        plain_console().print(policies_table(found))
 
 
 def main() -> None:
@@ -366,8 +387,7 @@ def main() -> None:
     try:
         app()
     except INPUT_ERRORS as error:
-        for line in str(error).splitlines():
-            Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {line}", highlight=False, markup=True)
+        print_error(str(error))
         sys.exit(2)
 
 

@@ -17,7 +17,7 @@ dashboards_app = typer.Typer(no_args_is_help=True, help="Grafana dashboards: wri
 def dashboards_build(
     out: Annotated[Path, typer.Option(help="Folder for json/, v2/ and provisioning/.")] = Path("dashboards"),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; 1 if the folder is out of date.")] = False,
-    runbooks: Annotated[str, typer.Option(help="Where the runbooks are served: <here>/<AlertName>.md.")] = "runbooks",
+    runbooks: Annotated[str, typer.Option(help="Where the runbooks are served: HERE/AlertName.md.")] = "runbooks",
 ) -> None:
     """Write the dashboards: classic JSON, v2 manifests, provisioning files and a ConfigMap.
 

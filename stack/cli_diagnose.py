@@ -32,6 +32,13 @@ def diagnose(
         str | None, typer.Option(help="With --preflight: endpoint that gets about a dozen small chats.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="With --preflight: prefixwatch.yaml of the fleet.")] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="Sent with every question, as 'Name: value'; ${VARIABLE} is filled in. May be repeated."),
+    ] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificates that Prometheus' or the exporter's own is checked with.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Ask the runbooks' questions in order, and name the likeliest cause: 0 nothing wrong, 1 found, 3 inconclusive.
@@ -40,16 +47,21 @@ def diagnose(
 
     Example: `prefixwatch diagnose --exporter http://127.0.0.1:9477 --markdown`
 
+    Example: `prefixwatch diagnose --prometheus https://mimir.example/prometheus --header 'X-Scope-OrgID: llm'`
+
     Example: `prefixwatch diagnose --preflight --target http://127.0.0.1:8000 --config prefixwatch.yaml`
     """
+    from stack.access import access
+
+    asked_with = access(header or [], ca_file)
     if preflight:
         from stack.preflight_command import PreflightOptions, run_preflight
 
-        facts = PreflightOptions(target, config, prometheus, exporter, window, seconds)
+        facts = PreflightOptions(target, config, prometheus, exporter, window, seconds, asked_with)
         finish(*run_preflight(facts, Console(stderr=as_json), markdown=markdown, as_json=as_json), as_json=as_json)
     from stack.diagnose_command import DiagnoseOptions, run_diagnose
 
-    options = DiagnoseOptions(alert, prometheus, exporter, window, seconds)
+    options = DiagnoseOptions(alert, prometheus, exporter, window, seconds, asked_with)
     console = Console(stderr=as_json or markdown)
     finish(*run_diagnose(options, console, markdown=markdown, as_json=as_json), as_json=as_json)
 

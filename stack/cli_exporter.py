@@ -25,8 +25,8 @@ def exporter(
     kv_events: Annotated[
         list[str] | None, typer.Option(help="`[NAME=]ENDPOINT` of a target's ZMQ KV events, e.g. tcp://host:5557.")
     ] = None,
-    listen: Annotated[str | None, typer.Option(help="HOST:PORT to serve on.")] = None,
-    interval: Annotated[float | None, typer.Option(help="Seconds between scrapes.")] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to serve on; 127.0.0.1:9477 if not given.")] = None,
+    interval: Annotated[float | None, typer.Option(help="Seconds between scrapes of a target; 5 if not given.")] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Scrape, print the metrics and end; 2 if a target failed.")
     ] = False,
@@ -36,8 +36,8 @@ def exporter(
     web_config_file: Annotated[
         Path | None, typer.Option(help="TLS and basic auth, in the format that Prometheus' exporters share.")
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="logfmt or json.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="logfmt or json; logfmt if not given.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; info if not given.")] = None,
 ) -> None:
     """Scrape routers and engines, derive prefix-cache metrics, serve them at /metrics and /api/v1/fleet.
 

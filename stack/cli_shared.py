@@ -6,6 +6,8 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
@@ -13,6 +15,18 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 def names(given: str) -> list[str]:
     """Of a comma-separated option."""
     return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """For texts that name files, targets and what users wrote: brackets in them are no markup."""
+    return Console(stderr=stderr, markup=False)
+
+
+def print_error(message: str) -> None:
+    """On standard error, a line for each of the message's."""
+    console = Console(stderr=True, soft_wrap=True)
+    for line in message.splitlines():
+        console.print(Text.assemble(("error:", "red"), " ", line))
 
 
 def finish(summary: dict[str, Any], exit_code: int, *, as_json: bool) -> None:

@@ -56,8 +56,8 @@ def slo_build(
     alertmanager: Annotated[
         Path | None, typer.Option(help="Write an Alertmanager configuration for these alerts to this file, too.")
     ] = None,
-    runbooks: Annotated[str, typer.Option(help="Where the runbooks are served: <here>/<AlertName>.md.")] = "runbooks",
-    dashboards: Annotated[str, typer.Option(help="Grafana's dashboards: <here>/<uid>.")] = "/d",
+    runbooks: Annotated[str, typer.Option(help="Where the runbooks are served: HERE/AlertName.md.")] = "runbooks",
+    dashboards: Annotated[str, typer.Option(help="Grafana's dashboards: HERE/UID.")] = "/d",
     absent_alerts: Annotated[
         bool, typer.Option("--absent-alerts/--no-absent-alerts", help="Alert on SLOs that nothing measures.")
     ] = True,

@@ -14,11 +14,15 @@ from rich.table import Table
 from loadgen import wording
 from loadgen.columns import Columns
 from loadgen.comparison import METRIC_BY_NAME, Comparison, compare_runs, same_plan
+from loadgen.comparison_chart import comparison_chart
+from loadgen.report import render_page
 from loadgen.summary import columns_by_policy
 from stack.errors import UsageError
 from stack.finished_run import FinishedRun, read_run
 
 EXIT_CODES = {"same": 0, "better": 0, "worse": 1, "inconclusive": 3}
+_STATES = {"same": "pass", "better": "pass", "worse": "fail", "inconclusive": "inconclusive"}
+"""The colour of the page's verdict."""
 HEADER = ("figure", "A", "B", "B − A", "relative", "95 % CI of B − A", "p (Holm)", "effect")
 
 
@@ -112,6 +116,27 @@ def comparison_markdown(result: RunsCompared) -> str:
     title = f"## prefixwatch compare: {result.verdict}\n\nA `{result.a}` → B `{result.b}`"
     notes = "\n".join(f"- Note: {note}" for note in result.notes)
     return "\n\n".join(part for part in (title, table, notes, sentence(result)) if part) + "\n"
+
+
+def comparison_page(result: RunsCompared) -> str:
+    """The same as one HTML page, in the look of a bench's report."""
+    rows = _rows(result)
+    chart = comparison_chart(result.comparison, [row[0] for row in rows])
+    charts = [chart] if chart.traces else []
+    return render_page(
+        "compared.html.j2",
+        charts,
+        {"a": result.a, "b": result.b, "paired": result.paired},
+        state=_STATES[result.verdict],
+        verdict=result.verdict,
+        sentence=sentence(result),
+        a=result.a,
+        b=result.b,
+        notes=result.notes,
+        header=HEADER,
+        rows=rows,
+        charts=charts,
+    )
 
 
 def sentence(result: RunsCompared) -> str:

@@ -218,4 +218,5 @@ def _explain(problem: Any, overrides: Mapping[str, tuple[tuple[str, ...], Any]])
     location = tuple(str(step) for step in problem["loc"])
     names = [name for name, (path, _) in overrides.items() if location[: len(path)] == path or path == location]
     where = f"environment variable {names[0]}" if names else ".".join(location)
-    return f"{where}: {str(problem['msg']).removeprefix('Value error, ')}"
+    what = "unknown key" if problem["type"] == "extra_forbidden" else str(problem["msg"]).removeprefix("Value error, ")
+    return f"{where}: {what}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,12 @@ def _compare(wanted: Mapping[Path, str], out: Path, console: Console) -> int:
 def run_check(prometheus: str, shown: Shown, job: str) -> tuple[dict[str, Any], int]:
     """Every query's outcome; 1 if one has no data without a reason. Raises DashboardError, DocumentError."""
 
+    now = time.time()
+
     async def asked() -> tuple[list[Outcome], set[str]]:
         async with new_session() as session:
             server = Prometheus(prometheus, session)
-            return await check(server, shown), await server.scrape_intervals(job)
+            return await check(server, shown, now), await server.scrape_intervals(job)
 
     outcomes, intervals = asyncio.run(asked())
     document = {
@@ -61,7 +64,7 @@ def run_check(prometheus: str, shown: Shown, job: str) -> tuple[dict[str, Any], 
                 "status": one.status,
                 "series": one.series,
                 "why": one.why,
-                "expr": shown.expanded(one.asked.expr),
+                "expr": shown.query(one.asked, now),
             }
             for one in outcomes
         ],

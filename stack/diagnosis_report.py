@@ -148,7 +148,7 @@ def _no_cause(diagnosis: Diagnosis) -> str:
 
 
 def as_markdown(diagnosis: Diagnosis, source: str, alert: str | None, firing: Sequence[str]) -> str:
-    """For an incident ticket: verdict first, then the evidence, then every step."""
+    """For an incident ticket: verdict first, then the evidence, then every step with an answer, the worst first."""
     found = diagnosis.found
     lines = [f"## Diagnosis{f' of {alert}' if alert else ''}: {found.cause.title if found else diagnosis.verdict}", ""]
     lines += [f"Source: {source}" + (f". Firing: {', '.join(firing)}." if firing else "."), ""]
@@ -160,9 +160,13 @@ def as_markdown(diagnosis: Diagnosis, source: str, alert: str | None, firing: Se
     else:
         lines += [_no_cause(diagnosis)]
     lines += ["", "| | step | value | reading |", "|---|---|---:|---|"]
-    for each in diagnosis.observations:
+    known = [each for each in diagnosis.observations if each.state != "unknown"]
+    for each in sorted(known, key=lambda o: list(_COLOURS).index(o.state)):
         cells = (_MARKS[each.state], each.step.title, with_unit(each.answer.value, each.step.unit), says(each))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    unknown = [each.step.title for each in diagnosis.observations if each.state == "unknown"]
+    if unknown:
+        lines += ["", f"Not known: {'; '.join(unknown)}."]
     return "\n".join(lines)
 
 

@@ -62,7 +62,7 @@ async def _refuse(stack: DrillStack, _traffic: Traffic) -> None:
 
 
 async def _flood(_stack: DrillStack, traffic: Traffic) -> None:
-    traffic.flood_per_second = 4.0
+    traffic.flood_per_second = 6.0  # twice the line of the alert, so that chance decides nothing
 
 
 async def _heat(_stack: DrillStack, traffic: Traffic) -> None:
@@ -101,7 +101,7 @@ FAULTS: Mapping[str, Fault] = {
         "nine of ten requests open with one prompt, and the policy looks at caches alone",
         "hot_prefix",
         frozenset({"WorkerHotspot"}),
-        _FELT | frozenset({"WorkerKvSkew", "PrefillWaitLong"}),
+        _FELT | frozenset({"WorkerKvSkew", "PrefillWaitLong", "WorkerSlow"}),
         settings=DrillSettings(policy=PolicyConfig(name="kvaware")),
         traffic=Traffic(tenants=("acme",)),
         inject=_heat,
@@ -170,11 +170,11 @@ FAULTS: Mapping[str, Fault] = {
         inject=_hold_streams,
     ),
     "slow-worker": Fault(
-        "one engine's steps take five times as long",
+        "one engine's steps take ten times as long",
         "slow_worker",
         frozenset({"WorkerSlow"}),
-        _FELT | frozenset({"WorkerHotspot"}),
-        settings=DrillSettings(first_engine={"slow_factor": 5.0}),
+        _FELT | frozenset({"WorkerHotspot", "StickySessionCollisions", "SessionMigrationsHigh"}),
+        settings=DrillSettings(first_engine={"slow_factor": 10.0}),  # slow even beside peers on a crowded machine
     ),
     "tokenizer-mismatch": Fault(
         "the engines' chat template begins with the time, the router's doesn't",

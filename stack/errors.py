@@ -8,7 +8,9 @@ from documents import DocumentError
 from engines.errors import EngineError
 from exporters.errors import ExporterError
 from kvcache.tokenizer import TokenizerError
+from loadgen.arrivals import ArrivalError
 from loadgen.prompts import PromptError
+from loadgen.secret_headers import SecretError
 from router.errors import RouterError
 from runbooks.errors import EvidenceError
 from slo.sloth import SlothError
@@ -20,6 +22,7 @@ class UsageError(Exception):
 
 
 INPUT_ERRORS = (
+    ArrivalError,
     DashboardError,
     DocumentError,
     EngineError,
@@ -28,6 +31,7 @@ INPUT_ERRORS = (
     PromptError,
     RouterError,
     RuleError,
+    SecretError,
     SlothError,
     TokenizerError,
     TraceError,

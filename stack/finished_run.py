@@ -18,6 +18,7 @@ from loadgen.summary import RunFacts, Summary, read_summary
 from slo.document import load_objectives
 from slo.objective import Objective
 from stack.errors import UsageError
+from stack.results import client_reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,7 @@ class FinishedRun:
             versions=kept.versions,
             requested_in_flight=(scenario.get("arrivals") or {}).get("concurrency"),
             runs=figures_of_runs(self.configuration.get("runs", []), self.fleet),
-            client_reasons=[
-                f"{report['policy']}: {reason}"
-                for report in self.configuration.get("runs", [])
-                for reason in report["reasons"]
-            ],
+            client_reasons=client_reasons(self.configuration.get("runs", []), self.configuration.get("incomplete")),
         )
 
 

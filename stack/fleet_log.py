@@ -27,8 +27,9 @@ _INTERVAL_SECONDS = 1.0
 class FleetLog:
     """Scrapes the engines once a second, and listens to their KV events, until it is left."""
 
-    def __init__(self, engines: Sequence[EngineHandle], run: Run) -> None:
-        self.rows: list[FleetRow] = []
+    def __init__(self, engines: Sequence[EngineHandle], run: Run, rows: list[FleetRow]) -> None:
+        """`engines` are one at least; `rows` gets what is read of them."""
+        self._rows = rows
         self._run = run
         targets = tuple(TargetConfig(name=engine.name, url=f"{engine.url}/metrics") for engine in engines)
         settings = ExporterConfig(targets=targets, interval_seconds=_INTERVAL_SECONDS)
@@ -39,18 +40,20 @@ class FleetLog:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def following(cls, engines: Sequence[EngineHandle], run: Run) -> AsyncIterator[FleetLog]:
-        log = cls(engines, run)
+    async def following(cls, engines: Sequence[EngineHandle], run: Run) -> AsyncIterator[list[FleetRow]]:
+        """The rows, which grow meanwhile; none of a target, whose engines nobody here knows."""
+        rows: list[FleetRow] = []
         if not engines:
-            yield log
+            yield rows
             return
+        log = cls(engines, run, rows)
         scraper = Scraper(log._timeout_seconds, log._limit_bytes)
         listeners = [asyncio.create_task(events.subscriber.run()) for events in log._events]
         try:
             await log._read(scraper)
             follower = asyncio.create_task(log._follow(scraper))
             try:
-                yield log
+                yield rows
             finally:
                 await _cancelled(follower)
             await log._read(scraper)
@@ -69,7 +72,7 @@ class FleetLog:
         scrapes = await asyncio.gather(*(scraper.fetch(target.config.url) for target in self._targets))
         for target, scrape, events in zip(self._targets, scrapes, self._events, strict=True):
             target.ingest(scrape, time.monotonic())
-            self.rows.append(self._row(target, events))
+            self._rows.append(self._row(target, events))
 
     def _row(self, target: Target, events: _Events) -> FleetRow:
         numbers, store = target.numbers, target.store if target.up else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from loadgen.scenario import load_scenario, shipped_scenarios
 
@@ -16,7 +17,9 @@ def policies_table(policies: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("policy", "what it does, and whose it is", "needs", caption="Defaults and reasons: --json")
     for policy in policies:
         needs = ", ".join(name for name, needed in policy["needs"].items() if needed)
-        table.add_row(policy["name"], f"{policy['summary']}\n[dim]{policy['source']}[/dim]", needs or "nothing")
+        table.add_row(
+            policy["name"], Text.assemble(policy["summary"], "\n", (policy["source"], "dim")), needs or "nothing"
+        )
     return table
 
 

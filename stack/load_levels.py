@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from loadgen.summary import decided
 from loadgen.wording import number, percent
 from slo.objective import Objective
 from stack.errors import UsageError
+from stack.interrupt import Interrupt, StoppedError
 
 LevelKind = Literal["rate", "concurrency"]
 _UNITS = {"rate": "req/s", "concurrency": "users"}
@@ -82,8 +84,8 @@ def _numbers(option: str, text: str, kind: type[float]) -> list[float]:
         values = [kind(part) for part in text.split(",")]
     except ValueError as error:
         raise UsageError(f"{option} {text}: give numbers with commas between them, such as 1,2,4") from error
-    if min(values) <= 0:
-        raise UsageError(f"{option} {text}: every number must be above 0")
+    if not all(0 < value < inf for value in values):
+        raise UsageError(f"{option} {text}: every number must be above 0, and finite")
     return values
 
 
@@ -96,12 +98,20 @@ async def run_levels(
     run: RunLevel,
     console: Console,
     block_size: int = DEFAULT_BLOCK_SIZE,
+    interrupt: Interrupt | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Sweep or search under each policy; answers what was found and the exit code. Raises UsageError."""
-    levels = _Levels(scenario, objectives, run, console, block_size)
+    """Sweep or search under each policy; answers what was found and the exit code.
+
+    After an interrupt that is what was found so far, and inconclusive. Raises UsageError.
+    """
+    interrupt = interrupt or Interrupt(console)
+    levels = _Levels(scenario, objectives, run, console, block_size=block_size, interrupt=interrupt)
     found: dict[str, Any] = {}
     codes = [0]
     for policy in policies:
+        if interrupt.asked:
+            codes.append(OPEN_EXIT_CODE)
+            break
         if request.searches:
             found[policy], code = await levels.search(policy)
         else:
@@ -119,13 +129,21 @@ def write_levels(folder: Path, found: dict[str, Any]) -> None:
 
 class _Levels:
     def __init__(
-        self, scenario: Scenario, objectives: Sequence[Objective], run: RunLevel, console: Console, block_size: int
+        self,
+        scenario: Scenario,
+        objectives: Sequence[Objective],
+        run: RunLevel,
+        console: Console,
+        *,
+        block_size: int,
+        interrupt: Interrupt,
     ) -> None:
         self._scenario = scenario
         self._objectives = objectives
         self._run = run
         self._console = console
         self._block_size = block_size
+        self._interrupt = interrupt
 
     async def search(self, policy: str) -> tuple[dict[str, Any], int]:
         """The highest rate that meets the objectives; a run that can't be believed ends the search."""
@@ -145,7 +163,10 @@ class _Levels:
         spoiled = ""
         while (rate := search.next_rate()) is not None:
             repeat = search.runs_at(rate)
-            level = await self._run(self._scenario.at_rate(rate), policy, repeat)
+            level = await self._level(self._scenario.at_rate(rate), policy, repeat)
+            if level is None:
+                spoiled = "stopped by hand"
+                break
             grade = self._graded(level)
             self._tell(policy, "rate", rate, grade)
             if level.reasons:
@@ -162,7 +183,10 @@ class _Levels:
         table = _table(f"{self._scenario.name}, {policy}", request.kind)
         steps, codes = [], [0]
         for value in request.values:
-            level = await self._run(_at(self._scenario, request.kind, value), policy, 0)
+            level = await self._level(_at(self._scenario, request.kind, value), policy, 0)
+            if level is None:
+                codes.append(OPEN_EXIT_CODE)
+                break
             grade = self._graded(level)
             self._tell(policy, request.kind, value, grade)
             verdicts = {decided(objective) for objective in grade.objectives}
@@ -183,6 +207,15 @@ class _Levels:
             )
         self._console.print(table)
         return {"steps": steps}, _worst(codes)
+
+    async def _level(self, scenario: Scenario, policy: str, repeat: int) -> LevelRun | None:
+        """One run; None when the user ended it all before it began."""
+        if self._interrupt.asked:
+            return None
+        try:
+            return await self._run(scenario, policy, repeat)
+        except StoppedError:
+            return None
 
     def _graded(self, level: LevelRun) -> PolicyGrade:
         return grade_policy(

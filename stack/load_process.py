@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +13,23 @@ from typing import Any
 
 from loadgen.run_config import RunConfig
 from stack.errors import UsageError
+from stack.interrupt import Interrupt, StoppedError
 
 _STOP_SECONDS = 10.0
 
 
-async def send_load(config: RunConfig, folder: Path, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+async def send_load(
+    config: RunConfig,
+    folder: Path,
+    on_progress: Callable[[dict[str, Any]], None],
+    *,
+    interrupt: Interrupt,
+    ca_file: Path | None = None,
+) -> dict[str, Any]:
     """Send one run and answer its `run.json`; `folder` gets the run's configuration, log and request log.
 
-    Cancelling ends the run and keeps what it has. Raises UsageError with the load generator's own message.
+    An interrupt ends the run early: its log is whole, and says so. `ca_file` has the certificates that a target's is
+    checked with. Raises UsageError with the load generator's own message, StoppedError if it had not begun to send.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config_file = folder / "load.json"
@@ -36,11 +45,15 @@ async def send_load(config: RunConfig, folder: Path, on_progress: Callable[[dict
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             limit=2**20,
+            env=None if ca_file is None else {**os.environ, "SSL_CERT_FILE": str(ca_file)},
         )
         try:
-            report = await _follow(process, on_progress)
+            with interrupt.ends(lambda: _terminate(process)):
+                report = await _follow(process, on_progress)
         finally:
             await _ensure_ended(process)
+    if report is None and interrupt.asked:
+        raise StoppedError
     if process.returncode or report is None:
         said = (folder / "load.log").read_text(errors="replace").strip()
         raise UsageError(f"the load generator ended with code {process.returncode}: {said or 'it said nothing'}")
@@ -62,10 +75,15 @@ async def _follow(
     return report
 
 
+def _terminate(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+
+
 async def _ensure_ended(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
-    process.send_signal(signal.SIGTERM)
+    _terminate(process)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), _STOP_SECONDS)
     if process.returncode is None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 import engines.simulated
 import exporters.app
@@ -20,6 +19,7 @@ import exporters.logs
 import router.app
 from exporters.config import ExporterConfig, config_from_flags
 from exporters.http.web_config import WebSecurity
+from stack.cli_shared import print_error
 from stack.config import load_config
 from stack.errors import UsageError
 
@@ -70,7 +70,7 @@ def run_exporter(
     text, failed = asyncio.run(exporters.app.once(start))
     sys.stdout.write(text)
     for line in failed:
-        Console(stderr=True).print(f"[red]error:[/red] {escape(line)}", highlight=False, soft_wrap=True)
+        print_error(line)
     if failed:
         raise SystemExit(2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from runbooks.evidence import Evidence, PrometheusEvidence, new_session, watch_exporter
 from runbooks.page import at
 from runbooks.promql import QueryError
+from stack.access import Access, check_address
 from stack.config import PrefixwatchConfig, load_config
 from stack.diagnose_command import check_window
 from stack.errors import UsageError
@@ -37,6 +38,7 @@ class PreflightOptions:
     exporter: str | None = None
     window: str = "5m"
     seconds: float = 10.0
+    access: Access = field(default_factory=Access)
 
 
 def run_preflight(
@@ -48,6 +50,10 @@ def run_preflight(
     """
     if not (options.target or options.config or options.prometheus or options.exporter):
         raise UsageError("--preflight needs something to judge by: --target, --config, --prometheus or --exporter")
+    if markdown and as_json:
+        raise UsageError("give one of --markdown and --json")
+    check_address("--prometheus", options.prometheus)
+    check_address("--exporter", options.exporter)
     check_window(options.window)
     with console.status("asking …"):
         items = checklist(asyncio.run(gather(options)))
@@ -75,7 +81,7 @@ async def gather(options: PreflightOptions) -> Facts:
 async def _metrics(options: PreflightOptions) -> dict[str, float | None]:
     if not options.prometheus and not options.exporter:
         return {}
-    async with new_session() as session:
+    async with new_session(options.access.headers, options.access.tls) as session:
         if options.prometheus:
             evidence: Evidence = PrometheusEvidence(options.prometheus, session)
         else:

@@ -14,7 +14,7 @@ from engines.tiny_model import words
 from kvcache.tokenizer import Tokenizer
 from stack.config import PrefixwatchConfig
 from stack.preflight import ProbeFacts
-from stack.targets import served_model
+from stack.targets import Endpoint, served_model
 
 ROUNDS = 3
 _WORDS = 600
@@ -34,7 +34,7 @@ class _Answer:
 async def probe(target: str, tenants: tuple[str, str] = _TENANTS, *, tenant_header: str = "x-tenant-id") -> ProbeFacts:
     """Send about ten chats of a token each. Raises UsageError when the target doesn't list a model."""
     base = target.rstrip("/").removesuffix("/v1")
-    model = await served_model(base)
+    model = await served_model(Endpoint(base))
     vocabulary, rng = words(), random.Random(secrets.randbits(64))
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as session:

@@ -48,10 +48,10 @@ class Progress:
         """A run ended; `report` is its run.json."""
         counts = report["counts"]
         bad = sum(counts[key] for key in ("refused", "failed", "timed_out", "cut_off"))
-        valid = "" if report["valid"] else "  [yellow]not valid: " + "; ".join(report["reasons"]) + "[/yellow]"
-        self._console.print(
-            f"{self._head()} {counts['completed']} completed, {bad} bad{valid}", highlight=False, soft_wrap=True
-        )
+        line = Text(f"{self._head()} {counts['completed']} completed, {bad} bad")
+        if not report["valid"]:
+            line.append("  not valid: " + "; ".join(report["reasons"]), style="yellow")
+        self._console.print(line, soft_wrap=True)
 
     def _head(self) -> str:
         assert self._run is not None

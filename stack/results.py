@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,8 @@ class BenchRuns:
     scenario: Scenario
     objectives: list[Objective]
     engine: str
-    workers: int
+    workers: int | None
+    """None: a target's, which nobody here knows."""
     policies: list[str]
     seed: int
     again: Mapping[str, Any]
@@ -41,6 +42,8 @@ class BenchRuns:
     records: list[RequestRecord] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     fleet: list[FleetRow] = field(default_factory=list)
+    incomplete: str | None = None
+    """Why these aren't all the runs that were to be made."""
 
     def add(self, run: Run, records: list[RequestRecord], report: dict[str, Any], fleet_rows: list[FleetRow]) -> None:
         """`report` is the load generator's run.json."""
@@ -60,7 +63,7 @@ class BenchRuns:
             requested_in_flight=self.scenario.arrivals.concurrency if self.scenario.arrivals is not None else None,
             seeds=sorted({report["seed"] for report in self.reports}),
             versions=versions(),
-            client_reasons=[f"{r['policy']}: {reason}" for r in self.reports for reason in r["reasons"]],
+            client_reasons=client_reasons(self.reports, self.incomplete),
             runs=figures_of_runs(self.reports, self.fleet),
         )
         return build_summary(self.records, self.objectives, facts, seed=self.seed)
@@ -68,13 +71,19 @@ class BenchRuns:
 
 def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict[str, Any], int]:
     """Grade, write every file and print the verdict; answers the content of summary.json and the exit code."""
-    summary = runs.summary()
-    write_summary(folder / "summary.json", summary)
     write_requests(folder / "requests.parquet", runs.records)
     write_fleet(folder / "fleet.parquet", runs.fleet)
+    summary = runs.summary()
+    write_summary(folder / "summary.json", summary)
     write_junit(folder / "junit.xml", summary)
     (folder / "summary.md").write_text(markdown_summary(summary), encoding="utf-8")
-    configuration = {**runs.again, "block_size": runs.block_size, "versions": versions(), "runs": runs.reports}
+    configuration = {
+        **runs.again,
+        "block_size": runs.block_size,
+        "versions": versions(),
+        "incomplete": runs.incomplete,
+        "runs": runs.reports,
+    }
     (folder / "config.yaml").write_text(
         yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), encoding="utf-8"
     )
@@ -91,6 +100,14 @@ def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict
     console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)
     console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
     return summary.model_dump(by_alias=True, mode="json"), exit_code(summary)
+
+
+def client_reasons(reports: Sequence[Mapping[str, Any]], incomplete: str | None) -> list[str]:
+    """Why the runs can't be believed, told by how they were made; `reports` are their run.json."""
+    return [
+        *([incomplete] if incomplete else []),
+        *(f"{report['policy']}: {reason}" for report in reports for reason in report["reasons"]),
+    ]
 
 
 def versions() -> dict[str, str]:

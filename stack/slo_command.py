@@ -22,10 +22,11 @@ from loadgen.columns import Columns
 from loadgen.grade import grade_objective
 from loadgen.graded import ObjectiveGrade
 from loadgen.records import read_request_table
+from slo.definition import SloDefinition
 from slo.definitions import load_slos
 from slo.document import load_objectives
 from slo.library import shipped_names
-from slo.sloth import specifications
+from slo.sloth import losses, specifications
 from slo.window import promql
 from stack.errors import UsageError
 from stack.generated_files import report_outdated
@@ -78,7 +79,7 @@ def run_build(options: BuildOptions, console: Console) -> int:
     wanted = {options.out / name: content for name, content in _formatted(files, options).items()}
     if options.alertmanager is not None:
         wanted[options.alertmanager] = configuration(load_catalogue(options.settings.thresholds))
-    for note in notes(files):
+    for note in _sloth_losses(options) if options.format == "sloth" else notes(files):
         console.print(f"note: {note}", highlight=False)
     if options.check:
         return _compare(wanted, options, console)
@@ -99,9 +100,17 @@ def _formatted(files: Sequence[RuleFile], options: BuildOptions) -> dict[str, st
         case "kubernetes":
             return {f"{file.name}.yaml": dump(prometheus_rule(file)) for file in files}
         case "sloth":
-            slos = load_slos(options.documents or shipped_names(), known_metrics())
-            return {f"{service}.yaml": dump(spec) for service, spec in specifications(slos).items()}
+            return {f"{name}.yaml": dump(spec) for name, spec in specifications(_slos(options)).items()}
     raise UsageError(f"--format {options.format}: use one of {', '.join(FORMATS)}")
+
+
+def _sloth_losses(options: BuildOptions) -> list[str]:
+    slos = _slos(options)
+    return [*(note for slo in slos for note in slo.notes), *losses(slos)]
+
+
+def _slos(options: BuildOptions) -> list[SloDefinition]:
+    return load_slos(options.documents or shipped_names(), known_metrics())
 
 
 def _compare(wanted: Mapping[Path, str], options: BuildOptions, console: Console) -> int:

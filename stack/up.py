@@ -39,7 +39,20 @@ _WATCH_SECONDS = 0.5
 
 def run_up(config: PrefixwatchConfig, folder: Path, console: Console) -> None:
     """Run until SIGINT or SIGTERM. Raises one of INPUT_ERRORS when a part can't start, or the router ends."""
-    asyncio.run(_up(config, folder, console))
+    asyncio.run(_up(with_free_ports(config), folder, console))
+
+
+def with_free_ports(config: PrefixwatchConfig) -> PrefixwatchConfig:
+    """The same with a free port of the system's where 0 asks for one: the parts must know each other's."""
+    host, _, port = config.exporter.listen.rpartition(":")
+    free = iter(free_ports(2))
+    router, exporter = (given or next(free) for given in (config.router.port, int(port)))
+    return config.model_copy(
+        update={
+            "router": config.router.model_copy(update={"port": router}),
+            "exporter": config.exporter.model_copy(update={"listen": f"{host}:{exporter}"}),
+        }
+    )
 
 
 async def _up(config: PrefixwatchConfig, folder: Path, console: Console) -> None:
@@ -148,7 +161,7 @@ async def _watch(
         for engine in engines:
             if not engine.alive and engine.name not in dead:
                 dead.add(engine.name)
-                console.print(f"[yellow]{engine.failure(engine.describe())}[/yellow]", highlight=False)
+                console.print(str(engine.failure(engine.describe())), style="yellow", highlight=False)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), _WATCH_SECONDS)
 

@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from dashboards import render
 from engines import vllm_cpu
 from tests.peers.peer_venv import COMPLETE
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("prefixwatch", deadline=None)
+# How long an example takes, or takes to be made, says more about the machine than about the code.
+settings.register_profile("prefixwatch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("prefixwatch")
 
 

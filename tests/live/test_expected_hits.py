@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -15,6 +16,7 @@ from loadgen.plan import PlannedRequest, expected_hit_tokens
 from loadgen.planner import make_plan
 from loadgen.prompts import PromptWriter
 from loadgen.scenario import Scenario
+from loadgen.served_tokenizer import ServedTokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -40,6 +42,8 @@ KINDS = {
     "documents": BASE + "documents: {count: 4, per_turn: 2, tokens: 70}\n",
     "tools and examples": BASE
     + "tools: {count: 4, tokens: 40, shuffled_share: 0.3}\nfew_shot: {pool: 3, shots: 2, tokens: 40}\n",
+    "tools as a field": BASE
+    + "tools: {count: 3, tokens: 40, sent_as: field, shuffled_share: 0.3}\nsessions: {turns: 2, think_seconds: 1}\n",
     "dynamic front": BASE + "dynamic_front: {tokens: 6, share: 0.5}\n",
     "roll-out": BASE + "rollout: {at_seconds: 5, keeps_tokens: 70}\n",
 }
@@ -47,6 +51,8 @@ KINDS = {
 
 async def usage_of(session: aiohttp.ClientSession, url: str, request: PlannedRequest) -> dict[str, Any]:
     body: dict[str, Any] = {"model": "tiny", "messages": request.messages, "max_tokens": request.max_tokens}
+    if request.tools is not None:
+        body |= {"tools": request.tools, "tool_choice": request.tool_choice}
     if request.salt is not None:
         body["cache_salt"] = request.salt
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
@@ -72,3 +78,43 @@ async def test_a_real_engine_hits_what_the_plan_says(
         hits += cached
     assert len(plan.requests) > 12
     assert hits > 0
+
+
+async def test_tools_in_any_form_are_as_many_tokens_as_the_engine_counts(
+    engines: list[EngineHandle], session: aiohttp.ClientSession, tokenizer: Tokenizer
+) -> None:
+    """However a client writes them: our rendering is vLLM's."""
+    parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": "read", "description": "reads a file", "parameters": parameters}},
+        {"function": {"parameters": parameters, "name": "write", "unknown": 1}, "type": "function"},
+        {"type": "function", "function": {"strict": True, "name": "stop"}},
+    ]
+    messages = [{"role": "user", "content": "go on"}]
+    body = {"model": "tiny", "messages": messages, "tools": tools}
+    async with session.post(f"{engines[0].url}/tokenize", json=body) as response:
+        tokenized = await response.json()
+    assert tokenized["tokens"] == tokenizer.encode_chat(messages, tools=tools).tolist()
+    chat = body | {"tool_choice": "none", "max_tokens": 1}
+    async with session.post(f"{engines[0].url}/v1/chat/completions", json=chat) as response:
+        assert (await response.json())["usage"]["prompt_tokens"] == tokenized["count"]
+
+
+async def test_prompts_made_by_the_engines_own_tokenize_are_exact(
+    engines: list[EngineHandle], session: aiohttp.ClientSession, tokenizer: Tokenizer
+) -> None:
+    """No folder: the plan's token counts and hits come from `/tokenize` alone."""
+    engine = engines[0]
+    served = ServedTokenizer(engine.url, engine.model)
+    writer = await asyncio.to_thread(PromptWriter, served)
+    scenario = parse(KINDS["tools as a field"], Scenario, name="live.yaml")
+    plan = await asyncio.to_thread(make_plan, scenario, writer, seed=4, nonce="live served", model="tiny")
+    assert len(writer.alphabet.ids) > 1000
+    for request in plan.requests[:12]:
+        usage = await usage_of(session, engine.url, request)
+        assert usage["prompt_tokens"] == request.prompt_tokens
+        assert request.prompt_tokens == len(tokenizer.encode_chat(request.messages, tools=request.tools))
+        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        expected = expected_hit_tokens(request.shared_tokens, request.prompt_tokens, engine.block_size)
+        assert abs(cached - expected) <= engine.block_size
+    assert served.questions < 60

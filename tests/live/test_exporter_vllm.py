@@ -22,6 +22,8 @@ from engines.process import free_port
 from exporters.app import running
 from exporters.config import ExporterConfig, TargetConfig
 from exporters.exporter import Exporter
+from kvcache.block_table import warm_up
+from kvcache.tokenizer import Tokenizer
 from router.config import CacheViewConfig, PolicyConfig, RouterConfig
 from stack.fleet import as_workers, start_router
 from tests.live.chats import Answer, Client, Writer
@@ -127,6 +129,36 @@ async def test_tokens_and_evictions_are_what_the_answers_and_the_events_say(
             assert target.numbers is not None
             assert target.numbers.raw_hit_ratio == cached_tokens[target.name] / prompt_tokens[target.name]
             assert target.numbers.flags["preemption_inflated"] is False
+
+
+async def test_what_salts_cost_is_what_the_same_prompts_hit_without_them(
+    engines: list[EngineHandle], complete: Complete, make_prompt: MakePrompt, tokenizer: Tokenizer
+) -> None:
+    """vllm-project/vllm#52655 (IS08) on a real engine: the salts that its events name, and hits by its answers."""
+
+    def prompts() -> list[list[int]]:
+        opening = tokenizer.encode(make_prompt(640)).tolist()
+        return [opening + tokenizer.encode(make_prompt(100)).tolist() for _ in range(4)]
+
+    shared_tokens = 3 * 640  # of all but the first
+    await asyncio.to_thread(warm_up)
+    async with running(exporting(engines[:1])) as exporter:
+        (target,) = exporter.targets
+        await exporter.scrape_all()
+
+        def lost() -> int:
+            counts = target.kv_events.counts() if target.kv_events else None
+            return counts.lost_hit_tokens if counts else 0
+
+        salted = [await complete(engines[0].url, p, cache_salt=f"s {k}") for k, p in enumerate(prompts())]
+        await until(lambda: lost() >= shared_tokens, exporter)
+        cost = lost()
+        counts = target.kv_events.counts() if target.kv_events else None
+        unsalted = [await complete(engines[0].url, p) for p in prompts()]
+    assert [answer.cached_tokens for answer in salted] == [0, 0, 0, 0]
+    assert cost == shared_tokens == sum(answer.cached_tokens for answer in unsalted)
+    assert counts is not None
+    assert (counts.tells_salts, counts.duplicate_tokens) == (True, shared_tokens)
 
 
 async def test_usage_of_the_cache_is_the_blocks_of_what_runs(

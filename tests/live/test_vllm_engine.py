@@ -65,7 +65,7 @@ class CacheView:
         """Returns once all events so far are in: events are ordered, so a block sent last is seen last."""
         last = self._make_prompt(BLOCK)
         await self._complete(self._engine.url, last)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.depth(last) == 0:
                 self.changed.clear()
                 await self.changed.wait()

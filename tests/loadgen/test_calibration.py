@@ -40,7 +40,7 @@ def test_the_floor_is_small_and_quickly_found() -> None:
     assert found["requests"] == 60
     assert 0 < found["floor_p50_ms"] <= found["floor_p99_ms"]
     assert found["floor_p50_ms"] < 20
-    assert found["seconds"] < 10
+    assert found["seconds"] < 30
 
 
 def test_a_client_that_is_late_by_itself_shows_it_in_the_floor() -> None:

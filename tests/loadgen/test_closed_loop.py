@@ -43,13 +43,14 @@ def body(sent: bytes) -> dict[str, object]:
 
 def test_a_closed_loop_keeps_so_many_requests_in_flight_and_counts_from_the_sending(serve: Serve) -> None:
     running, most = 0, 0
-    lock = threading.Lock()
+    lock, three = threading.Lock(), threading.Barrier(3)
 
     def script(server: Connection, sent: bytes) -> None:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
+        three.wait(30)  # breaks, and the requests fail, where fewer are in flight
         time.sleep(0.05)
         with lock:
             running -= 1
@@ -61,9 +62,7 @@ def test_a_closed_loop_keeps_so_many_requests_in_flight_and_counts_from_the_send
     loop = send(serve(script), Plan("t", 0, "n", "m", requests, concurrency=3))
     assert (most, loop.in_flight_max) == (3, 3)
     assert [record.outcome for record in loop.records] == [Outcome.COMPLETED] * 9
-    lags = sorted(record.client_lag_s for record in loop.records if record.client_lag_s is not None)
-    assert lags[4] < 0.02  # they count from the sending, not from the start of the run
-    assert max(record.scheduled_s for record in loop.records) >= 0.09
+    assert max(record.scheduled_s for record in loop.records) >= 0.1  # not from the start of the run
 
 
 def test_a_session_is_sent_by_one_user_turn_by_turn_with_its_thinking(serve: Serve) -> None:
@@ -144,14 +143,14 @@ def test_a_closed_loop_hides_a_stall_from_all_but_one_request(serve: Serve) -> N
     def script(server: Connection, sent: bytes) -> None:
         if b"x-session-id: s5\r\n" in sent and not stalled.is_set():
             stalled.set()
-            time.sleep(0.4)
+            time.sleep(1.0)
         server.start_stream()
         server.content("A")
         server.end_stream()
 
     loop = send(serve(script), Plan("t", 0, "n", "m", [request(k, f"s{k}") for k in range(20)], concurrency=1))
     assert loop.plan.loop == "closed"
-    assert [record.index for record in loop.records if (record.ttft_s or 0.0) > 0.2] == [5]
+    assert [record.index for record in loop.records if (record.ttft_s or 0.0) > 0.8] == [5]
 
 
 @pytest.mark.parametrize("users", [1, 5])

@@ -90,6 +90,7 @@ def test_the_open_loops_p99_is_the_analytic_one_and_the_closed_loops_is_wrong(se
     print(
         f"p99: analytic {analytic_p99_ms:.0f} ms, open {opened.ttft_ms.p99:.0f} ms, closed {closed.ttft_ms.p99:.0f} ms"
     )
-    assert opened.ttft_ms.p99 == pytest.approx(analytic_p99_ms, abs=150)
+    # Within what a busy machine takes to answer the 250 requests that the stall's end lets go at once.
+    assert opened.ttft_ms.p99 == pytest.approx(analytic_p99_ms, rel=0.1)
     assert closed.ttft_ms.p99 is not None
     assert closed.ttft_ms.p99 < analytic_p99_ms / 10

@@ -8,14 +8,18 @@ from collections.abc import Callable
 import gevent
 import pytest
 
-from loadgen.http_client import Exchange, HttpClient, Target
+from loadgen import http_client
+from loadgen.answer_reader import Exchange
+from loadgen.http_client import HttpClient, Target
 from loadgen.records import Outcome
 from loadgen.scenario import Timeouts
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
 Serve = Callable[[Script], FakeServer]
 
-SHORT = Timeouts(first_token_seconds=0.2, inter_token_seconds=0.2, total_seconds=5)
+FIRST_SOON = Timeouts(first_token_seconds=0.2, inter_token_seconds=30, total_seconds=60)
+NEXT_SOON = Timeouts(first_token_seconds=30, inter_token_seconds=0.2, total_seconds=60)
+"""Only the limit that a test is about is short: a busy machine may take long to answer at all."""
 
 
 def ask(server: FakeServer | str, timeouts: Timeouts | None = None) -> Exchange:
@@ -33,7 +37,7 @@ def test_the_role_event_is_not_the_first_token(serve: Serve) -> None:
     def script(server: Connection, request: bytes) -> None:
         server.start_stream()
         server.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        time.sleep(0.15)
+        time.sleep(0.3)
         server.content("A")
         server.end_stream()
 
@@ -41,7 +45,7 @@ def test_the_role_event_is_not_the_first_token(serve: Serve) -> None:
     assert got.outcome is Outcome.COMPLETED
     assert got.first_event is not None
     assert got.first_token is not None
-    assert got.first_token - got.first_event >= 0.14
+    assert got.first_token - got.first_event >= 0.1  # less than the pause, for a busy machine reads the first one late
 
 
 def test_the_usage_event_neither_moves_the_first_token_nor_counts_as_a_gap(serve: Serve) -> None:
@@ -51,7 +55,7 @@ def test_the_usage_event_neither_moves_the_first_token_nor_counts_as_a_gap(serve
         server.start_stream()
         for text in "AB":
             server.content(text)
-            time.sleep(0.05)
+            time.sleep(0.15)
         server.usage(prompt_tokens=7, completion_tokens=2)
         server.end_stream()
 
@@ -127,9 +131,9 @@ def test_a_silent_stall_times_out(serve: Serve) -> None:
     def script(server: Connection, request: bytes) -> None:
         server.start_stream()
         server.content("A")
-        released.wait(5)
+        released.wait(60)
 
-    got = ask(serve(script), SHORT)
+    got = ask(serve(script), NEXT_SOON)
     released.set()
     assert (got.outcome, got.error) == (Outcome.TIMED_OUT, "inter_token_stall")
     assert got.first_token is not None
@@ -141,13 +145,13 @@ def test_no_first_token_times_out_although_the_role_event_came(serve: Serve) -> 
     def script(server: Connection, request: bytes) -> None:
         server.start_stream()
         server.event({"choices": [{"delta": {"role": "assistant"}}]})
-        released.wait(5)
+        released.wait(60)
 
-    got = ask(serve(script), SHORT)
+    got = ask(serve(script), FIRST_SOON)
     released.set()
     assert (got.outcome, got.error, got.first_token) == (Outcome.TIMED_OUT, "first_token", None)
     assert got.end is not None
-    assert 0.2 <= got.end - got.sent < 1.0
+    assert got.end - got.sent >= 0.2
 
 
 @pytest.mark.parametrize(
@@ -245,30 +249,33 @@ def test_concurrency_has_no_limit(serve: Serve) -> None:
     together = threading.Barrier(130)
 
     def script(server: Connection, request: bytes) -> None:
-        together.wait(10)
+        together.wait(40)
         quick(server, request)
 
     client = HttpClient(Target.parse(serve(script).url), Timeouts())
     head = client.head("/", {})
     asked = [gevent.spawn(client.post, head, b"{}") for _ in range(130)]
-    gevent.joinall(asked, timeout=10)
+    gevent.joinall(asked, timeout=40)
     client.close()
     assert [greenlet.value.outcome for greenlet in asked] == [Outcome.COMPLETED] * 130
 
 
 def test_cut_off_ends_what_is_running(serve: Serve) -> None:
-    released = threading.Event()
+    released, sent = threading.Event(), threading.Event()
 
     def script(server: Connection, request: bytes) -> None:
         server.start_stream()
         server.content("A")
-        released.wait(5)
+        sent.set()
+        released.wait(60)
 
     client = HttpClient(Target.parse(serve(script).url), Timeouts())
     asked = gevent.spawn(client.post, client.head("/", {}), b"{}")
-    gevent.sleep(0.1)
+    while not sent.is_set():
+        gevent.sleep(0.01)
+    gevent.sleep(0.2)  # for it to be read
     client.cut_off()
-    got = asked.get(timeout=2)
+    got = asked.get(timeout=20)
     released.set()
     client.close()
     assert got.outcome is Outcome.CUT_OFF
@@ -295,3 +302,42 @@ def test_targets(url: str, authority: str, path: str) -> None:
 def test_a_wrong_target_says_how_to_write_it(url: str) -> None:
     with pytest.raises(ValueError, match="write it as http://host:port"):
         Target.parse(url)
+
+
+def test_comments_that_keep_the_connection_alive_are_no_tokens(serve: Serve) -> None:
+    over = threading.Event()
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        while not over.wait(0.05):
+            server.chunk(b": ping\n\n")
+
+    got = ask(serve(script), NEXT_SOON)
+    over.set()
+    assert (got.outcome, got.error) == (Outcome.TIMED_OUT, "inter_token_stall")
+
+
+def test_nonsense_in_a_quiet_stream_is_found_before_its_time_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "QUIET_SECONDS", 0.05)
+    over = threading.Event()
+
+    def script(server: Connection, request: bytes) -> None:
+        server.start_stream()
+        server.content("A")
+        time.sleep(0.05)
+        server.send(b"nonsense\r\nthat is no chunk")
+        over.wait(60)
+
+    got = ask(serve(script))
+    over.set()
+    assert got.outcome is Outcome.FAILED
+    assert got.error.startswith("bad_http")
+    assert got.first_token is not None
+
+
+def test_names_that_are_not_ascii_go_as_utf_8() -> None:
+    client = HttpClient(Target.parse("http://localhost:1"), Timeouts())
+    head = client.head("/v1/chat/completions", {"x-tenant-id": "日本"})
+    client.close()
+    assert "\r\nx-tenant-id: 日本\r\n".encode() in head

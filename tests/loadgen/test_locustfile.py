@@ -132,7 +132,7 @@ def test_a_time_limit_logs_what_was_sent_and_what_was_not(serve: Serve, model_di
 
     out = tmp_path / "out"
     files = ["--model-dir", str(model_dir), "--out", str(out)]
-    run_locust(tmp_path, "--host", serve(script).url, *files, "--run-time", "5")
+    run_locust(tmp_path, "--host", serve(script).url, *files, "--run-time", "8")
     released.set()
     records = read_requests(out / "requests.parquet")
     assert {record.outcome for record in records} == {Outcome.CUT_OFF}
@@ -156,7 +156,8 @@ def test_wrong_input_ends_with_2_and_one_message(tmp_path: Path, model_dir: Path
     nowhere = ["--host", "http://127.0.0.1:1"]
     with_model = [*nowhere, "--model-dir", str(model_dir)]
     wrong = {
-        "missing or wrong: --model-dir": locust_command(tmp_path, *nowhere),
+        "missing or wrong: --seed": locust_command(tmp_path, *with_model, "--seed", "-1"),
+        "http://127.0.0.1:1/tokenize can't be asked": locust_command(tmp_path, *nowhere),
         "a LoadTestShape has nothing to shape here": locust_command(tmp_path, *with_model, file=shaped),
         "nothing answers at http://127.0.0.1:1": locust_command(tmp_path, *with_model, *in_two_processes()),
     }

@@ -53,12 +53,21 @@ def test_a_record_holds_what_was_planned_and_what_came(serve: Serve) -> None:
     assert (record.worker, record.reason, record.predicted_tokens) == ("w0", "affinity", 48)
     assert (record.decision_us, record.retries, record.planned_shared_tokens) == (12.5, 1, 5)
     assert record.scheduled_s == 0.05
-    assert record.client_lag_s is not None
-    assert 0 <= record.client_lag_s < 0.05
+    assert record.sent_s is not None
+    assert record.client_lag_s == record.sent_s - record.scheduled_s >= 0
     sent = server.requests[0]
     for part in (b"x-tenant-id: acme\r\n", b"x-session-id: s0\r\n", b"x-more: 1\r\n", b'"cache_salt":"s3"'):
         assert part in sent
     assert b'"stream_options":{"include_usage":true}' in sent
+
+
+def test_tools_are_sent_as_the_field_that_they_are(serve: Serve) -> None:
+    server = serve(quick)
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    run_plan(server, [request(0, 0, tools=tools, tool_choice="none"), request(1, 0.05)])
+    with_tools, without = sorted(server.requests, key=len, reverse=True)
+    assert b'"tools":[{"type":"function","function":{"name":"search"}}],"tool_choice":"none"' in with_tools
+    assert b"tool" not in without
 
 
 def test_a_stall_is_seen_by_every_request_that_was_due_in_it(serve: Serve) -> None:
@@ -76,10 +85,12 @@ def test_a_stall_is_seen_by_every_request_that_was_due_in_it(serve: Serve) -> No
     requests = [request(i, i * every, session="stalls" if i == 7 else f"s{i}") for i in range(40)]
     records = run_plan(serve(script), requests)
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * 40
-    for record in records:
-        waited_out = max(0.0, 7 * every + stall - record.scheduled_s) if record.index >= 7 else 0.0
+    for record in records[7:]:
+        waited_out = max(0.0, 7 * every + stall - record.scheduled_s)
         assert record.ttft_s is not None
-        assert waited_out - 0.01 <= record.ttft_s <= waited_out + 0.3
+        assert record.ttft_s >= waited_out - 0.01
+    # No later than the machine lets it: what comes after the stall is sent and answered as before it.
+    assert min(record.ttft_s or 0.0 for record in records if record.scheduled_s > 7 * every + stall) < stall
     # 20 of the 40 requests are due in the stall, so every other sample sees it.
     assert np.quantile([record.ttft_s or 0.0 for record in records], 0.7) > 0.1
 
@@ -109,7 +120,7 @@ def test_what_still_runs_at_the_end_is_cut_off_and_logged(serve: Serve) -> None:
     def script(server: Connection, sent: bytes) -> None:
         server.start_stream()
         server.content("A")
-        released.wait(5)
+        released.wait(60)
 
     records = run_plan(serve(script), [request(i, 0.0) for i in range(10)], drain_seconds=0.2)
     released.set()
@@ -137,9 +148,9 @@ def test_stopping_logs_the_requests_that_were_never_sent(serve: Serve) -> None:
     plan = Plan("t", 0, "n", "m", [request(0, 0.0), request(1, 60.0)])
     loop = OpenLoop(plan, client, RequestOptions(model="m"), on_end=lambda record, exchange: loop.stop())
     started = time.monotonic()
-    gevent.spawn(loop.measure, 5.0).join(timeout=5)
+    gevent.spawn(loop.measure, 5.0).join(timeout=50)
     client.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 50  # it didn't wait for the second one's time
     assert [(record.outcome, record.sent_s is None) for record in loop.records] == [
         (Outcome.COMPLETED, False),
         (Outcome.CUT_OFF, True),
@@ -148,10 +159,10 @@ def test_stopping_logs_the_requests_that_were_never_sent(serve: Serve) -> None:
 
 def test_a_slow_event_loop_shows_up_as_client_lag(serve: Serve) -> None:
     """locustio/locust#2339 (LT19): whatever blocks the loop is counted as the client's own lateness."""
-    gevent.spawn_later(0.05, lambda: threading.Event().wait(0.2))
+    gevent.spawn_later(0.05, lambda: threading.Event().wait(0.4))
     (record,) = run_plan(serve(quick), [request(0, 0.1)])
     assert record.client_lag_s is not None
-    assert record.client_lag_s >= 0.14
+    assert record.client_lag_s >= 0.25  # the block begins at 0.05 s, or sooner if the run begins late
 
 
 def test_output_tokens_are_those_of_usage_and_never_a_count_of_chunks(serve: Serve) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,19 @@ def test_shuffled_tools_part_prompts_at_their_head(writer: PromptWriter) -> None
     usual = orders.most_common(1)[0][1] / len(requests)
     assert 0.7 < usual < 0.85
     assert len({frozenset(order) for order in orders}) == 1
+
+
+def test_tools_as_a_field_keep_their_names_in_any_order_and_leave_the_system_message(writer: PromptWriter) -> None:
+    shuffled = "tools: {count: 4, tokens: 10, sent_as: field, shuffled_share: 0.25}"
+    requests = requests_of(writer, shuffled)
+    told = [{f["function"]["name"]: f["function"]["description"] for f in r.tools or []} for r in requests]
+    assert set(told[0]) == {"tool_0", "tool_1", "tool_2", "tool_3"}
+    assert {len(words(text)) for text in told[0].values()} == {10}
+    assert all(own == told[0] for own in told)
+    assert len({tuple(own) for own in told}) > 4
+    assert {len(words(system(r))) for r in requests} == {64}
+    assert {r.tool_choice for r in requests} == {"none"}
+    assert {r.tool_choice for r in requests_of(writer)} == {None}
 
 
 @pytest.mark.parametrize(("per", "fronts_a_session"), [("request", 3), ("session", 1)])
@@ -210,6 +224,17 @@ def test_recorded_texts_are_sent_as_they_are(writer: PromptWriter, tokenizer: To
     assert first.prompt_tokens == second.shared_tokens == len(tokenizer.encode_chat(first.messages))
     assert (first.tenant, first.priority, first.max_tokens) == ("acme", 2, 3)
     assert (second.session, second.max_tokens) == ("s", 128)
+
+
+def test_recorded_tools_are_sent_and_counted(writer: PromptWriter, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tools = '[{"type": "function", "function": {"name": "search", "description": "finds"}}]'
+    chat = '"messages": [{"role": "user", "content": "hi"}]'
+    log = f'{{"timestamp": 5, {chat}, "tools": {tools}, "tool_choice": "none"}}\n{{"timestamp": 6, {chat}}}\n'
+    first, second = replayed(writer, tmp_path, log)
+    assert first.tools == json.loads(tools)
+    assert (first.tool_choice, second.tools, second.tool_choice) == ("none", None, None)
+    assert first.prompt_tokens == len(tokenizer.encode_chat(first.messages, tools=first.tools))
+    assert second.prompt_tokens == len(tokenizer.encode_chat(first.messages)) < first.prompt_tokens
 
 
 def test_lengths_alone_become_prompts_that_share_nothing(writer: PromptWriter, tmp_path: Path) -> None:

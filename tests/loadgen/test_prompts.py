@@ -19,6 +19,12 @@ NO_SYSTEM = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
     "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
+TOOLS_BEHIND_THE_SYSTEM_PROMPT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}{% if tools and loop.first %}\n"
+    "{% for tool in tools %}{{ tool.function.name }}: {{ tool.function.description }}\n{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+TOOLS_IGNORED = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 LOSSY = "{% for m in messages %}{{ m['content'][:9] }}{% endfor %}"
 
 
@@ -45,6 +51,29 @@ def test_planned_ids_equal_the_encoded_conversation(
     conversation = [(role, writer.alphabet.draw(50 + i, role, i)) for i, role in enumerate(roles)]
     encoded = tokenizer.encode_chat(writer.messages(conversation))
     assert np.array_equal(writer.tokens(conversation), encoded)
+
+
+@pytest.mark.parametrize("template", [None, TOOLS_BEHIND_THE_SYSTEM_PROMPT])
+@pytest.mark.parametrize("names", [("search", "read_file"), ("read_file", "search")])
+def test_planned_ids_with_tools_equal_the_encoded_request(
+    tokenizer: Tokenizer, model_dir: Path, tmp_path: Path, names: tuple[str, ...], template: str | None
+) -> None:
+    """Wherever the template puts them, in whatever order they come."""
+    own = tokenizer if template is None else with_template(model_dir, tmp_path, template)
+    writer = PromptWriter(own)
+    conversation = [(role, writer.alphabet.draw(20, role)) for role in ("system", "user", "assistant", "user")]
+    tools = [(name, writer.alphabet.draw(30, name)) for name in names]
+    encoded = own.encode_chat(writer.messages(conversation), tools=writer.tools(tools))
+    assert np.array_equal(writer.tokens(conversation, tools), encoded)
+    first = writer.alphabet.ids[(conversation if template else tools)[0][1][0]]
+    assert writer.template_tokens(conversation, tools) == encoded.tolist().index(first)
+
+
+def test_tools_that_the_template_leaves_out_are_refused(model_dir: Path, tmp_path: Path) -> None:
+    writer = PromptWriter(with_template(model_dir, tmp_path, TOOLS_IGNORED))
+    words = writer.alphabet.draw(5, "w")
+    with pytest.raises(PromptError, match="does not render each tool"):
+        writer.tokens([("user", words)], [("search", words)])
 
 
 def test_words_depend_on_every_part_of_the_key(writer: PromptWriter) -> None:

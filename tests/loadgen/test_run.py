@@ -93,8 +93,15 @@ def test_the_first_request_leaves_soon_after_the_start(
         assert first.wait(20)
         spent = psutil.Process(process.pid).cpu_times()
         process.kill()
-    # CPU time: on an idle machine it is the wall time, on a busy one it stays what the start costs.
-    assert spent.user + spent.system < 1.5
+    # In CPU time, beside that of loading the libraries alone: neither load nor speed of the machine counts.
+    print(f"first request after {spent.user + spent.system:.2f} s of CPU, libraries {libraries_cpu_seconds():.2f} s")
+    assert spent.user + spent.system < 4 * libraries_cpu_seconds()
+
+
+def libraries_cpu_seconds() -> float:
+    code = "import locust, numpy, pyarrow, pydantic, tokenizers, time; print(time.process_time())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return float(done.stdout)
 
 
 def test_sigterm_ends_the_run_with_every_request_logged(
@@ -160,3 +167,14 @@ def test_a_missing_configuration_says_what_to_give(tmp_path: Path) -> None:
 def test_each_run_has_a_nonce_of_its_own(tmp_path: Path) -> None:
     config = write_config(tmp_path, target="http://h", model_dir="d")
     assert load_run_config(config).nonce != load_run_config(config).nonce
+
+
+def test_a_log_that_cannot_be_written_is_told(serve: Serve, scenario: Path, model_dir: Path, tmp_path: Path) -> None:
+    """A full disk, for one; here something else has the log's name."""
+    config = write_config(tmp_path, target=serve(answer).url, scenario=str(scenario), model_dir=str(model_dir))
+    (tmp_path / "out" / "requests.parquet").mkdir(parents=True)
+    with start(config) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"can't write to {tmp_path / 'out'}: " in errors
+    assert "Traceback" not in errors

@@ -45,7 +45,7 @@ class Out:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that nobody announces."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

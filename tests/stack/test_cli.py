@@ -47,13 +47,15 @@ BAD_SCENARIO = "name: x\nduration_seconds: 1\narrivals: {rate_per_second: 1}\ngr
     [
         (["bench", "shared-prefx"], r"no scenario 'shared-prefx': did you mean 'shared-prefix'\?"),
         (["bench", "{tmp}/bad.yaml"], r"bad\.yaml:4: gruops: .*did you mean 'groups'\?"),
+        (["bench", "no[/x].yaml"], r"no scenario 'no\[/x\]\.yaml': give a path"),
+        (["exporter", "--target", "http://[x]", "--once"], r"--target http://\[x\]: is not a URL"),
         (["bench", "smoke", "--policy", "cache_awre"], r"unknown policy 'cache_awre' \(did you mean cache_aware\?\)"),
         (["bench", "smoke", "--engine", "tgi"], r"no engine 'tgi': choose one of simulated, vllm"),
         (
             ["bench", "smoke", "--model-dir", NO_FILE],
             r"no tokenizer\.json in no/such/file: .*prefixwatch engines model",
         ),
-        (["bench", "smoke", "--target", "http://127.0.0.1:1"], r"--target needs --model-dir"),
+        (["bench", "smoke", "--tokenize-url", "http://h:1"], r"--tokenize-url goes with --target, and without --model"),
         (
             ["bench", "smoke", "--target", "http://127.0.0.1:1", "--model-dir", "{model}"],
             r"http://127\.0\.0\.1:1/v1/models can't be read .*start it first",

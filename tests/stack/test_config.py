@@ -96,3 +96,8 @@ def test_what_the_router_records_and_remembers_is_configured(tmp_path: Path) -> 
     assert router.tenants.known == {"acme", "bolt"}
     assert (router.tenants.class_header, router.request_records.kept) == ("x-class", 99)
     assert (router.request_records.hash_secret, router.isolation.caches_at_start) == ("0123456789abcdef", "unknown")
+
+
+def test_an_environment_variable_for_a_key_that_isnt_there() -> None:
+    with pytest.raises(DocumentError, match=r"^environment variable PREFIXWATCH_EXPORTER__NOPE: unknown key$"):
+        load_config(None, {"PREFIXWATCH_EXPORTER__NOPE": "1"})

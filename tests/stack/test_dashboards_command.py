@@ -32,10 +32,12 @@ def prometheus(value: str | None) -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    yield asyncio.run_coroutine_threadsafe(started.get(), loop).result(10)
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
+    try:
+        yield asyncio.run_coroutine_threadsafe(started.get(), loop).result(30)
+    finally:  # a thread that stays would keep a failed run from ending
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
 
 
 def test_all_answered_is_0_and_the_scrape_interval_is_compared() -> None:
@@ -83,6 +85,22 @@ def test_a_preview_shows_values_texts_for_none_and_lost_metrics(tmp_path: Path) 
     assert "25.0%" in (tmp_path / "full" / "overview.html").read_text(encoding="utf-8")
     assert "no objective has events yet" in (tmp_path / "empty" / "overview.html").read_text(encoding="utf-8")
     assert "metric gone" in (tmp_path / "lost" / "overview.html").read_text(encoding="utf-8")
+
+
+def test_a_preview_has_tables_units_and_thresholds_as_the_dashboards_have_them(tmp_path: Path) -> None:
+    with prometheus("0.25") as url:
+        run_preview(url, Shown(), tmp_path, ["overview", "slo-budgets"])
+
+    overview, budgets = ((tmp_path / f"{name}.html").read_text("utf-8") for name in ("overview", "slo-budgets"))
+    assert "<th>budget left</th><th>gone in</th>" in budgets
+    assert (
+        '<span style="color:inherit">25.0%</span></td><td class="number"><span style="color:inherit">250 ms' in budgets
+    )
+    assert "series: 0.25" not in overview, "a table of labels shows no value"
+    assert '<th></th><td><span style="color:#006b4c">25.0%</span>' in overview, "budget left"
+    assert '"ticksuffix":"s","tickformat":"~s"' in overview
+    assert "1e-09" not in overview + budgets
+    assert '<a href="index.html">' in overview
 
 
 def test_a_preview_of_an_unknown_dashboard_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,17 @@ async def test_an_exporter_alone_is_enough_for_a_diagnosis() -> None:
     assert ticket.startswith("## Diagnosis of WorkerHotspot: One popular prefix draws the traffic")
     assert "- for: One worker gets 1.9 times its fair share of the requests." in ticket
     assert "- **do**: Let load weigh against cache match" in ticket
+    rows = [line.split("|")[1].strip() for line in ticket.splitlines() if line.startswith("| ")]
+    assert rows == sorted(rows, key=["", "✗", "!", "✓"].index), "the worst first"
+    assert ticket.splitlines()[-1].startswith("Not known: "), "what nobody measures is one line, not forty rows"
+
+
+async def test_an_exporter_whose_discovery_finds_nothing_is_an_exporter() -> None:
+    """kubeai-project/kubeai#391 (SL18): a selector that matches nothing leaves a page without a single target."""
+    async with an_exporter({'discovered_targets{discovery="kubernetes"}': (0, 0)}) as url:
+        finding = await find(DiagnoseOptions(exporter=url, seconds=0.1), shipped_runbooks())
+    assert finding.diagnosis.found is not None
+    assert finding.diagnosis.found.id == "exporter_blind"
 
 
 @pytest.mark.parametrize(

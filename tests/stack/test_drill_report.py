@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
@@ -9,10 +11,12 @@ from alerts.catalogue import load_catalogue
 from runbooks.diagnosis import Diagnosis, RankedCause
 from runbooks.page import shipped_runbooks
 from stack.cli import app
-from stack.drill import DrillResult
+from stack.drill import DrillResult, drill_runbooks
 from stack.drill_faults import FAULTS
 from stack.drill_report import as_document, as_markdown
 from stack.drill_stack import Notice
+
+BURN = "SloBudgetBurnFast"
 
 
 def _result(name: str, alerts: dict[str, float], named: str | None) -> DrillResult:
@@ -44,6 +48,22 @@ def test_anything_else_does_not(alerts: dict[str, float], named: str | None) -> 
 def test_where_nothing_is_wrong_silence_passes() -> None:
     assert _result("none", {}, None).passed
     assert not _result("none", {"WorkerHotspot": 3.0}, None).passed
+
+
+@pytest.mark.parametrize(("slo", "wrong"), [("ttft", []), ("router-decision", []), ("availability", [BURN])])
+def test_a_slow_machine_is_no_finding(slo: str, wrong: list[str]) -> None:
+    """Objectives on times are kept or not by the machine that the drill runs on; refusals are of the fault."""
+    quiet = _result("none", {}, None)
+    burning = replace(quiet, notices=[Notice(BURN, {"alertname": BURN, "slo": slo}, 105.0)])
+
+    assert burning.wrong_alerts == wrong
+
+
+def test_the_drills_diagnosis_does_not_ask_how_fast_its_machine_is() -> None:
+    asked = drill_runbooks().steps
+
+    assert not {"decision-p95", "walk-p99", "tokenize-p95"} & set(asked)
+    assert len(asked) == len(shipped_runbooks().steps) - 3
 
 
 def test_an_alert_counts_from_its_first_notice() -> None:

@@ -48,6 +48,8 @@ KINDS = {
     "documents in order": (FLAT, "documents: {count: 4, per_turn: 2, tokens: 64, order: fixed}"),
     "few-shot": (FLAT, "few_shot: {pool: 4, shots: 2, tokens: 50, shuffled_share: 0.5}"),
     "tool order flips": (FLAT, "tools: {count: 6, tokens: 30, shuffled_share: 0.3}"),
+    "tools as a field": (FLAT, "tools: {count: 4, tokens: 30, sent_as: field}\nsessions: {turns: 3, think_seconds: 1}"),
+    "field's order flips": (FLAT, "tools: {count: 3, tokens: 40, sent_as: field, shuffled_share: 0.3}"),
     "dynamic front": (FLAT, "dynamic_front: {tokens: 6, share: 0.5}"),
     "session front": (FLAT, "dynamic_front: {per: session}\nsessions: {turns: 3, think_seconds: 2}"),
     "roll-out": (FLAT, "rollout: {at_seconds: 10, over_seconds: 10, keeps_tokens: 40}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 import yaml
 from rich.console import Console
 
+from loadgen.comparison_chart import comparison_chart
 from loadgen.records import Outcome, RequestRecord
 from loadgen.scenario import Scenario, load_scenario
 from loadgen.summary import read_summary
 from slo.document import load_objectives
-from stack.compare_command import comparison_markdown, run_compare
+from stack.compare_command import comparison_markdown, comparison_page, run_compare
 from stack.errors import UsageError
 from stack.report_command import run_report
 from stack.results import BenchRuns, write_results
@@ -90,6 +92,40 @@ def test_a_run_that_is_slower_on_the_same_plan_is_worse(tmp_path: Path) -> None:
     assert found["ttft_p50_ms"].relative == pytest.approx(0.3, abs=0.06)
     assert found["hit_tokens_mean"].difference == 0.0
     assert "| TTFT p95, ms |" in comparison_markdown(result)
+
+
+def test_the_page_says_its_verdict_first_and_each_difference_with_its_unit(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("cache_aware", seed=1))
+    b = write_run(tmp_path / "b<script>", records("cache_aware", seed=2, slower=1.3))
+
+    page = comparison_page(run_compare(a, b, [], [], 0.0)[0])
+
+    head, _, body = page.partition("<h1>")
+    verdict, figures = body.index("✗ Worse"), body.index("What differs?")
+    assert verdict < figures
+    assert "TTFT p50, ms" in body
+    assert 'class="worse">✗ worse</td>' in body
+    assert "b<script>" not in page
+    assert "--fail" in head
+    assert not re.findall(r'(?:src|href)="(?!#)[^"]+"', page.partition("<script>")[0]), "it loads nothing"
+
+
+def test_the_chart_has_every_difference_relative_to_the_baseline_with_its_interval(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("cache_aware", seed=1))
+    b = write_run(tmp_path / "b", records("cache_aware", seed=2, slower=1.3))
+    found = [c for c in run_compare(a, b, [], [], 0.0)[0].comparison if c.metric == "ttft_p50_ms"]
+
+    chart = comparison_chart(found, ["TTFT p50, ms"])
+
+    (one,) = found
+    assert one.ci95 is not None
+    assert one.b_value is not None
+    (trace,) = chart.traces
+    assert (trace["name"], trace["marker"]["symbol"], trace["y"]) == ("worse", "x", ["TTFT p50, ms"])
+    assert trace["x"] == [pytest.approx(100 * (one.relative or 0), rel=1e-4)]
+    low, high = trace["error_x"]["arrayminus"][0], trace["error_x"]["array"][0]
+    assert trace["x"][0] - low == pytest.approx(100 * one.ci95[0] / one.b_value, rel=1e-4)
+    assert trace["x"][0] + high == pytest.approx(100 * one.ci95[1] / one.b_value, rel=1e-4)
 
 
 def test_a_loss_within_the_tolerance_passes_the_gate(tmp_path: Path) -> None:

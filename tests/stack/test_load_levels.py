@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from documents import parse
+from loadgen.records import Outcome, RequestRecord
+from loadgen.scenario import Scenario
+from slo.document import load_objectives
 from stack.errors import UsageError
-from stack.load_levels import LevelsRequest, levels_request
+from stack.interrupt import Interrupt, StoppedError
+from stack.load_levels import LevelRun, LevelsRequest, levels_request, run_levels
 from stack.simulate_command import SimulateOptions, run_simulate
 
 SCENARIO = """\
@@ -47,6 +52,39 @@ def test_the_highest_rate_is_found_with_confidence_and_holds(tmp_path: Path) -> 
     sweep, code, _ = found(tmp_path, LevelsRequest("rate", [best, 1.5 * failing]))
     assert [step["verdict"] for step in sweep["steps"]] == ["pass", "fail"]
     assert code == 1
+
+
+def answered(index: int) -> RequestRecord:
+    at = index / 8
+    return RequestRecord(
+        id=f"r{index}", policy="p", repeat=0, index=index, phase="measured", tenant="-", session=f"s{index}", turn=0,
+        group="-", request_class="interactive", scheduled_s=at, sent_s=at, first_token_s=at + 0.1, end_s=at + 0.2,
+        outcome=Outcome.COMPLETED, planned_prompt_tokens=100, planned_shared_tokens=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", [LevelsRequest("rate"), LevelsRequest("rate", [1, 2, 3])], ids=["search", "sweep"])
+async def test_what_was_found_before_an_interrupt_is_kept(request_: LevelsRequest) -> None:
+    """The level at work when the user ended it counts for nothing, nor do policies that were still to come."""
+    console = Console(file=io.StringIO())
+    interrupt = Interrupt(console)
+    scenario = parse(SCENARIO, Scenario, name="one-engine.yaml")
+    made: list[str] = []
+
+    async def run(level: Scenario, policy: str, repeat: int) -> LevelRun:
+        if made:
+            interrupt.asked = True
+            raise StoppedError
+        made.append(policy)
+        return LevelRun([answered(k) for k in range(200)])
+
+    levels, code = await run_levels(
+        scenario, load_objectives(["ttft"]), ["round_robin", "score"], request_,
+        run=run, console=console, interrupt=interrupt,
+    )  # fmt: skip
+    assert code == 3
+    assert list(levels["policies"]) == ["round_robin"]
+    assert len(levels["policies"]["round_robin"]["steps"]) == 1
 
 
 def test_a_rate_that_cannot_be_met_is_a_failure(tmp_path: Path) -> None:

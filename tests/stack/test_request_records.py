@@ -111,7 +111,7 @@ async def simulated(count: int, folder: Path) -> AsyncIterator[list[EngineHandle
 
 async def page(exporter: Exporter, records: int) -> dict[tuple[str, ...], float]:
     """The exporter's page once it has read so many records: by sample name and label values."""
-    async with asyncio.timeout(10), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(60), aiohttp.ClientSession() as session:
         while True:
             async with session.get(f"{exporter.url}/metrics") as answer:
                 families = text_string_to_metric_families(await answer.text())

@@ -159,7 +159,7 @@ def test_bad_arguments_are_named() -> None:
 def test_block_hit_rates_of_the_public_traces(trace: str, capacity_blocks: int | None, percent: float) -> None:
     result = simulate_trace(TRACES / f"{trace}_trace.jsonl", capacity_blocks=capacity_blocks)
     assert result.block_hit_ratio is not None
-    assert 100 * result.block_hit_ratio == pytest.approx(percent, abs=0.05)
+    assert 100 * result.block_hit_ratio == pytest.approx(percent, abs=0.01)
 
 
 @needs_traces

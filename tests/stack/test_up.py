@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from engines.process import free_ports
+from stack.config import PrefixwatchConfig
+from stack.up import with_free_ports
 
 CONFIG = """\
 fleet: {{workers: 2}}
@@ -39,6 +41,15 @@ def chat(url: str) -> Any:
         return json.load(response)
 
 
+def test_a_port_of_0_is_given_before_anybody_is_told_of_it() -> None:
+    config = PrefixwatchConfig.model_validate({"router": {"port": 0}, "exporter": {"listen": "[::1]:0"}})
+    given = with_free_ports(config)
+    host, _, port = given.exporter.listen.rpartition(":")
+    assert host == "[::1]"
+    assert 0 < int(port) != given.router.port > 0
+    assert with_free_ports(given) == given
+
+
 @pytest.mark.prometheus
 def test_the_stack_comes_up_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     router_port, exporter_port = free_ports(2)
@@ -53,11 +64,10 @@ def test_the_stack_comes_up_measures_and_leaves_nothing_behind(tmp_path: Path) -
         cached = [chat(urls["router"])["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
         assert cached[0] == 0
         assert cached[1] > 0
-        assert _eventually(urls["Prometheus"], "sum(prefixwatch_prefix_hit_tokens_total)") == cached[1]
-        assert _eventually(urls["Prometheus"], "count(prefixwatch_target_up == 1)") == 3
-        completed = 'prefixwatch_requests_total{class="default",outcome="completed"}'
-        assert _eventually(urls["Prometheus"], completed) == 2
-        assert _eventually(urls["Prometheus"], "prefixwatch_isolation_audited_requests_total") == 2
+        _eventually(urls["Prometheus"], "sum(prefixwatch_prefix_hit_tokens_total)", cached[1])
+        _eventually(urls["Prometheus"], "count(prefixwatch_target_up == 1)", 3)
+        _eventually(urls["Prometheus"], 'prefixwatch_requests_total{class="default",outcome="completed"}', 2)
+        _eventually(urls["Prometheus"], "prefixwatch_isolation_audited_requests_total", 2)
         groups = get(f"{urls['Prometheus']}/api/v1/rules")["data"]["groups"]
         health = {rule["health"] for group in groups for rule in group["rules"]}
         assert len(groups) > 20
@@ -83,12 +93,11 @@ def _printed_urls(process: subprocess.Popen[str]) -> dict[str, str]:
     raise AssertionError(f"up ended with code {process.wait()} before it was ready")
 
 
-def _eventually(prometheus: str, query: str) -> float | None:
-    """The query's value once it is above 0; None if it never is."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+def _eventually(prometheus: str, query: str, wanted: float) -> None:
+    """Wait until the query has this value; a scrape may show less of what has happened."""
+    deadline, value = time.monotonic() + 60, None
+    while value != wanted:
+        assert time.monotonic() < deadline, f"{query} is {value}, not {wanted}"
         result = get(f"{prometheus}/api/v1/query?query={urllib.parse.quote(query)}")["data"]["result"]
-        if result and float(result[0]["value"][1]) > 0:
-            return float(result[0]["value"][1])
-        time.sleep(0.5)
-    return None
+        value = float(result[0]["value"][1]) if result else None
+        time.sleep(0.2)

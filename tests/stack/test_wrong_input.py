@@ -14,7 +14,7 @@ MESSAGES = [
     (["bench", "smoke", "--policy", "best"], "--policy: unknown policy 'best'; known policies: round_robin"),
     (["bench", "smoke", "--speed", "2"], "--speed: only with --trace FILE"),
     (["bench", "smoke", "--out", "{file}/x"], "--out {file}/x: can't be made (Not a directory): choose another folder"),
-    (["bench", "smoke", "--target", "h:80", "--model-dir", "{tmp}"], "no tokenizer.json in {tmp}"),
+    (["bench", "smoke", "--target", "http://h:80", "--model-dir", "{tmp}"], "no tokenizer.json in {tmp}"),
     (["bench", "smoke", "--sweep-rate", "a"], "--sweep-rate a: give numbers with commas between them"),
     (["simulate"], "give a scenario or a trace: prefixwatch simulate SCENARIO"),
     (["simulate", "smoke", "--speed", "2"], "--speed and --limit are for traces"),

@@ -84,6 +84,19 @@ def test_refusals_are_bad_and_stand_beside_the_latency_of_the_others(make_record
     assert graded.goodput_ci95 == pytest.approx((0.7786, 0.9147), abs=1e-4)
 
 
+def test_what_a_stopped_run_never_sent_has_not_waited(make_record: MakeRecord) -> None:
+    """Stopped at 5 s: of the rest of the plan only what was due by then has waited; none of it is dropped."""
+    records = [make_record(index=i, scheduled_s=i / 2, first_token_s=i / 2 + 0.1, end_s=i / 2 + 0.5) for i in range(10)]
+    unsent = {"sent_s": None, "first_token_s": None, "end_s": None, "outcome": Outcome.CUT_OFF}
+    records += [make_record(index=10 + i, scheduled_s=4.5 + i, **unsent) for i in range(10)]
+
+    graded = only(records, TTFT_95)
+
+    assert (graded.requests.cut_off, graded.samples.ttft) == (10, 11)
+    assert graded.ttft_ms.p99 == pytest.approx(500, rel=0.11)
+    assert graded.objectives[0].measured == pytest.approx(0.5)
+
+
 def test_requests_cut_off_at_the_end_stay_with_their_wait_so_far(make_record: MakeRecord) -> None:
     """LT17: ten requests of 90 s in a run of 60 s are cut off, neither dropped nor failed; ≥ 50 s is their TTFT."""
     records = [make_record(index=i, scheduled_s=float(i), first_token_s=i + 0.1, end_s=i + 0.4) for i in range(60)]
@@ -219,6 +232,14 @@ def test_reuse_beyond_ones_own_namespace_is_a_violation(make_record: MakeRecord)
 
     assert only(records).isolation_violations == 1
     assert grade(records, [], warm=True)["round_robin"].isolation_violations is None
+
+
+def test_what_the_chat_template_puts_in_front_of_every_prompt_is_nobodys(make_record: MakeRecord) -> None:
+    """Tools of a field stand behind a preamble of several blocks, which runs before have left in the caches."""
+    reused = {"planned_shared_tokens": 0, "prompt_tokens": 160, "cached_tokens": 48}
+    assert only([make_record(**reused)]).isolation_violations == 1
+    assert only([make_record(**reused, planned_template_tokens=40)]).isolation_violations == 0
+    assert only([make_record(**reused, planned_template_tokens=20)]).isolation_violations == 1
 
 
 def test_goodput_judges_each_class_by_its_own_objectives(make_record: MakeRecord) -> None:

@@ -311,6 +311,21 @@ def test_percentiles_stand_with_their_intervals(summary: Summary, page: str) -> 
     assert f"{number(own.ttft_ms.p95)} ({number(low)}…{number(high)})" in markdown_summary(summary)
 
 
+def test_figures_that_are_no_latency_stand_with_their_intervals_too(summary: Summary, page: str) -> None:
+    own = summary.policies["cache_aware"]
+    assert own.output_tokens_per_second_ci95 is not None
+    assert own.prefix.hit_ratio_ci95 is not None
+    output, limits = number(own.output_tokens_per_second), "…".join(map(number, own.output_tokens_per_second_ci95))
+    low, high = (number(100 * limit) for limit in own.prefix.hit_ratio_ci95)
+    ratio = f"{percent(own.prefix.hit_ratio)} | {low}…{high} %"
+    assert f'<td class="left">output tokens/s</td><td>{output}</td><td>{limits}</td>' in page
+    assert f"| cache_aware | hit tokens | {ratio} |" in markdown_summary(summary)
+    screen = Console(file=StringIO(), width=120)
+    screen.print(console_table(summary))
+    assert isinstance(screen.file, StringIO)
+    assert f"{output} ({limits})" in screen.file.getvalue()
+
+
 def test_expected_and_reported_hit_tokens_stand_side_by_side(summary: Summary, page: str) -> None:
     prefix = summary.policies["cache_aware"].prefix
     assert prefix.expected_hit_tokens is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from loadgen.records import RequestRecord
 from loadgen.report import write_report
 from loadgen.summary import RunFacts, build_summary
 from slo.document import load_objectives
+from tests.quickest import assert_quickest
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(90)]
 
@@ -61,4 +63,41 @@ async def test_a_report_of_256_workers_stands_within_two_seconds(
     record_property("report_drawn_ms", took)
     print(f"report drawn after {', '.join(f'{ms:.0f}' for ms in took)} ms")
     assert complaints == []
-    assert min(took) < 2000  # other work of the machine only adds to it
+    assert_quickest(took, 2000)
+
+
+PAGE_PX = 718
+"""The width of A4 at 96 dots an inch, less margins of 1 cm."""
+
+
+async def test_on_paper_nothing_is_cut_off_and_texts_are_dark(
+    browser: Browser, make_log: Callable[..., list[RequestRecord]], tmp_path: Path
+) -> None:
+    """Also when the screen is dark, and wider than the paper."""
+    log = make_log("round_robin", "cache_aware", repeats=2, requests=256)
+    file = tmp_path / "report.html"
+    facts = RunFacts(scenario="shared-prefix", engine="simulated", workers=4)
+    write_report(file, build_summary(log, OBJECTIVES, facts), log, OBJECTIVES, {"seed": 1})
+    context = await browser.new_context(color_scheme="dark", viewport={"width": 1440, "height": 900})
+    page = await context.new_page()
+    await page.goto(file.as_uri(), wait_until="load")
+    ink = "getComputedStyle(document.querySelector('.chart .xtick text')).fill"
+    on_screen = await page.evaluate(ink)
+
+    await page.emulate_media(media="print")
+    await page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    await page.evaluate(f"document.body.style.width = '{PAGE_PX}px'")
+
+    beyond = await page.evaluate(
+        "[...document.querySelectorAll('main *')].filter((e) => e.checkVisibility() && !e.closest('details > *')"
+        f" && e.getBoundingClientRect().right > {PAGE_PX} + 1).map((e) => e.tagName + ' ' + e.textContent.slice(0, 40))"
+    )
+    assert beyond == []
+    assert await page.evaluate(ink) == "rgb(0, 0, 0)" != on_screen
+    await page.emulate_media(media="screen")
+    await page.evaluate("document.body.style.width = ''; dispatchEvent(new Event('afterprint'))")
+    async with asyncio.timeout(30):  # Plotly fits a chart to its place in its own time
+        while await page.evaluate("document.querySelector('.chart .main-svg').clientWidth") <= PAGE_PX:
+            await page.wait_for_timeout(50)
+    assert await page.evaluate(ink) == on_screen
+    await context.close()

@@ -13,6 +13,7 @@ import pytest
 from loadgen.columns import Columns
 from loadgen.comparison import Comparison
 from loadgen.records import Outcome, RequestRecord
+from loadgen.report import console_table
 from loadgen.summary import (
     SCHEMA_FILE,
     RunFacts,
@@ -57,9 +58,15 @@ def test_it_has_the_keys_of_the_contract(summary: Summary) -> None:
         "prompt_tokens",
         "hit_tokens",
         "hit_ratio",
+        "hit_ratio_ci95",
         "block_hit_ratio",
+        "block_hit_ratio_ci95",
+        "hit_tokens_mean",
+        "hit_tokens_mean_ci95",
         "hit_tokens_p50",
+        "hit_tokens_p50_ci95",
         "hit_tokens_p95",
+        "hit_tokens_p95_ci95",
         "expected_hit_tokens",
     }
     assert policy["hotspot"].keys() == {"max_over_mean", "overloaded_share", "top_share"}
@@ -242,3 +249,15 @@ def test_peak_in_flight(make_record: MakeRecord) -> None:
     records = [make_record(index=i, scheduled_s=a, sent_s=a, end_s=b) for i, (a, b) in enumerate(spans)]
 
     assert peak_in_flight(Columns.of(records)) == 3
+
+
+def test_a_run_without_objectives_is_not_said_to_have_met_any(make_log: MakeLog) -> None:
+    summary = build_summary(make_log("score", repeats=1), [], FACTS)
+    assert verdict_sentence(summary).endswith("Verdict: PASS – score had no objectives to meet")
+    assert "shared-prefix on 4 × simulated" in str(console_table(summary).title)
+
+
+def test_a_target_of_unknown_size_is_not_counted(make_log: MakeLog) -> None:
+    summary = build_summary(make_log("target", repeats=1), [], replace(FACTS, engine="target", workers=None))
+    assert json.loads(summary.to_json())["workers"] is None
+    assert console_table(summary).title == "shared-prefix on target"
