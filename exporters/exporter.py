@@ -329,6 +329,7 @@ class Exporter:
             while due <= now:  # ticks that passed while a slow scrape was running are left out
                 due += self.config.interval_seconds
             await asyncio.sleep(due - now)
+            due += self.config.interval_seconds  # even if the timer rang a moment early
 
     def _watch_kv_events(self, target: Target, endpoint: str) -> None:
         watcher = KvEventWatcher(target.name, endpoint, target.config.kv_replay, self.prefixes.table)

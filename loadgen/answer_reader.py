@@ -15,9 +15,9 @@ from loadgen.http_response import HttpError, HttpResponse, may_end_in
 from loadgen.records import Outcome
 from loadgen.sse import SseParser
 
-KEPT_READS = 32
+KEPT_READS = 64
 """Reads kept at most: more would only make the pause longer in which they are parsed."""
-KEPT_SECONDS = 0.5
+KEPT_SECONDS = 2.0
 """How long they are kept, as long as others follow. Each stream looks to that by itself: parsed by a clock, those of
 all streams would be parsed in one long pause."""
 

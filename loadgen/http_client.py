@@ -28,7 +28,7 @@ READ_EVENT = 1
 """libev's and libuv's flag for a readable descriptor."""
 WATCH_SECONDS = 0.2
 """How often time-outs are looked at: one watcher for all streams costs less than a timer a read."""
-QUIET_SECONDS = 1.0
+QUIET_SECONDS = 3.0
 """After this long, reads that no other followed are parsed, so that nonsense doesn't go unnoticed."""
 
 

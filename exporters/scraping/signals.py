@@ -91,7 +91,6 @@ class SignalStore:
         self.gauges: dict[Group, float] = {}
         self.infos: Mapping[str, Sequence[Mapping[str, str]]] = {}
         self.resets = 0
-        self._increase: Increase | None = None
         self._totals: Vector = np.zeros(0)
         self._bank = CounterBank()
         self._book = Book.of(())
@@ -122,7 +121,6 @@ class SignalStore:
         if reset or (replaced and bool((self._totals[: len(totals_before)] < totals_before).any())):
             self.window.restart()  # counts that moved to other labels or bounds can't be compared
         self.window.add(at_seconds, self._totals)
-        self._increase = self.window.increase()
         if self._watch is not None:
             self.frozen = self._watch.among(reading, at_seconds)
         self.gauges = _gauges(plan, values, self.frozen)
@@ -141,7 +139,7 @@ class SignalStore:
     def rest(self) -> None:
         """Let go of what was fresh. Totals stay, and go on should the same target come back."""
         self.window.restart()
-        self._increase = self._layout = self._plan = None
+        self._layout = self._plan = None
         self.gauges, self.infos, self.resets = {}, {}, 0
 
     def absorb(self, other: SignalStore) -> None:
@@ -158,7 +156,7 @@ class SignalStore:
 
     @property
     def increase(self) -> Increase | None:
-        return self._increase
+        return self.window.increase()
 
     def has(self, signal: str) -> bool:
         """Whether the newest text had the signal, or an earlier one did if it is a counter."""
@@ -178,7 +176,7 @@ class SignalStore:
 
     def grown(self, signal: str, part: str = "value") -> float | None:
         """What the signal grew by in the window; None when not given, or before there is a window."""
-        return self._sum(signal, part, self._increase.vector) if self._increase else None
+        return self._sum(signal, part, increase.vector) if (increase := self.increase) else None
 
     def totals_by(self, signal: str, *labels: str) -> dict[tuple[str, ...], float]:
         """Lifetime sums by the values of these labels; a label that a series lacks counts as empty."""
@@ -186,7 +184,7 @@ class SignalStore:
 
     def grown_by(self, signal: str, *labels: str) -> dict[tuple[str, ...], float]:
         """Growth in the window by the values of these labels; empty before there is a window."""
-        return self._sums_by(signal, labels, self._increase.vector) if self._increase else {}
+        return self._sums_by(signal, labels, increase.vector) if (increase := self.increase) else {}
 
     def histograms(self, signal: str, label: str = "") -> dict[str, list[Histogram]]:
         """Lifetime histograms, one a series, by the value of `label`."""
@@ -194,7 +192,7 @@ class SignalStore:
 
     def grown_histograms(self, signal: str, label: str = "") -> dict[str, list[Histogram]]:
         """Histograms of what was observed in the window; empty before there is one."""
-        return self._histograms(signal, label, self._increase.vector) if self._increase else {}
+        return self._histograms(signal, label, increase.vector) if (increase := self.increase) else {}
 
     def bounds_of(self, signal: str, *labels: str) -> dict[tuple[str, ...], set[tuple[float, ...]]]:
         """The different bucket bounds of its histograms, by the values of these labels."""

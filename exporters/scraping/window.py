@@ -87,9 +87,12 @@ class Window:
     def __init__(self, horizon_seconds: float) -> None:
         self._horizon_seconds = horizon_seconds
         self._samples: deque[tuple[float, Vector]] = deque()
+        self._increase: Increase | None = None
+        """Once somebody asked for it: scrapes are more frequent than readers."""
 
     def add(self, at_seconds: float, totals: Vector) -> None:
         """Add a sample; `at_seconds` is of a monotonic clock. Older samples fall out, but for the last one."""
+        self._increase = None
         samples = self._samples
         if len(samples) > 2 and samples[-1][0] - samples[-2][0] < self._horizon_seconds / _MOST_SAMPLES:
             samples.pop()
@@ -99,6 +102,7 @@ class Window:
 
     def restart(self) -> None:
         """Forget everything: what was before can't be compared with what comes."""
+        self._increase = None
         self._samples.clear()
 
     def increase(self) -> Increase | None:
@@ -106,14 +110,15 @@ class Window:
 
         A vector that became longer in between was 0 in its new places: a counter shows up with its first event.
         """
-        if len(self._samples) < 2:
-            return None
+        if self._increase is not None or len(self._samples) < 2:
+            return self._increase
         (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
         if last_at <= first_at:
             return None
         if len(first) < len(last):
             first = np.append(first, np.zeros(len(last) - len(first)))
-        return Increase(last_at - first_at, last - first)
+        self._increase = Increase(last_at - first_at, last - first)
+        return self._increase
 
 
 class LoadWindow:

@@ -270,6 +270,11 @@ def test_every_flag_has_words(feed: Feed) -> None:
     assert told <= set(FLAG_WORDS)
 
 
+def test_the_documentation_has_the_same_words() -> None:
+    page = Path("docs/exporter.md").read_text(encoding="utf-8").partition("## Data-quality flags")[2]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page.partition("\n## ")[0], re.M)) == FLAG_WORDS
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

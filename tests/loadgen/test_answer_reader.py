@@ -24,21 +24,23 @@ def event(content: str) -> bytes:
     return f"data: {json.dumps({'choices': [{'delta': {'content': content}}]})}\n\n".encode()
 
 
+STEP = 2.0**-7
+"""Seconds between two reads: many of them within KEPT_SECONDS, and sums of it are exact."""
 DONE = chunk(b"data: [DONE]\n\n")
 
 
 def read(reads: list[bytes]) -> Exchange:
-    """All of these reads, stamped 1, 2, 3, …; the last one must end the answer."""
+    """All of these reads, stamped 1, 2, 3, … steps; the last one must end the answer."""
     reader = AnswerReader(Exchange(0.0))
-    over = [reader.take(data, float(number)) for number, data in enumerate(reads, start=1)]
+    over = [reader.take(data, number * STEP) for number, data in enumerate(reads, start=1)]
     assert over == [False] * (len(reads) - 1) + [True]
     return reader.exchange
 
 
 def test_a_read_counts_at_its_own_stamp_however_late_it_is_parsed() -> None:
     got = read([HEAD, chunk(event("")), chunk(event("A")), chunk(b": ping\n\n"), chunk(event("B")), DONE + END])
-    assert (got.first_event, got.first_token, got.last_token, got.end) == (2.0, 3.0, 5.0, 6.0)
-    assert (got.gaps_seconds, got.outcome) == ([2.0], Outcome.COMPLETED)
+    assert (got.first_event, got.first_token, got.last_token, got.end) == (2 * STEP, 3 * STEP, 5 * STEP, 6 * STEP)
+    assert (got.gaps_seconds, got.outcome) == ([2 * STEP], Outcome.COMPLETED)
 
 
 def kept_after(seconds_between: float, reads: int) -> int:
@@ -67,31 +69,31 @@ def test_neither_too_many_reads_are_kept_nor_for_too_long(seconds_between: float
 @pytest.mark.parametrize("cut", range(1, len(END)))
 def test_the_end_is_seen_at_once_however_it_is_cut(cut: int) -> None:
     got = read([HEAD, chunk(event("A")), DONE + END[:cut], END[cut:]])
-    assert (got.outcome, got.end) == (Outcome.COMPLETED, 4.0)
+    assert (got.outcome, got.end) == (Outcome.COMPLETED, 4 * STEP)
 
 
 def test_the_end_is_seen_at_once_after_trailers() -> None:
     got = read([HEAD, chunk(event("A")), DONE, b"0\r\nX-Checksum: 1\r\n", b"\r\n"])
-    assert (got.outcome, got.end) == (Outcome.COMPLETED, 5.0)
+    assert (got.outcome, got.end) == (Outcome.COMPLETED, 5 * STEP)
 
 
 def test_nonsense_among_kept_reads_is_an_error_when_they_are_parsed() -> None:
     reader = AnswerReader(Exchange(0.0))
     for number, data in enumerate([HEAD, chunk(event("A")), b"nonsense\r\nthat is no chunk"]):
-        assert not reader.take(data, float(number))
+        assert not reader.take(data, number * STEP)
     with pytest.raises(HttpError, match="chunk size"):
         reader.catch_up()
-    assert reader.exchange.first_token == 1.0
+    assert reader.exchange.first_token == STEP
 
 
 def test_what_stops_an_answer_is_told_after_what_its_kept_reads_brought() -> None:
     reader = AnswerReader(Exchange(0.0))
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7}}\n\n'
     for number, data in enumerate([HEAD, chunk(event("A")), chunk(usage)]):
-        reader.take(data, float(number))
+        reader.take(data, number * STEP)
     reader.stopped(Outcome.TIMED_OUT, "inter_token_stall")
     got = reader.exchange
-    assert (got.outcome, got.error, got.first_token) == (Outcome.TIMED_OUT, "inter_token_stall", 1.0)
+    assert (got.outcome, got.error, got.first_token) == (Outcome.TIMED_OUT, "inter_token_stall", STEP)
     assert got.usage is not None
     assert got.usage.prompt_tokens == 7
 

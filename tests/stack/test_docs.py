@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
     + list((ROOT / "docs").glob("*.md"))
+    + list((ROOT / "runbooks").glob("*.md"))
 )
 ROOMS = (
     *("alerts", "benchmarks", "dashboards", "docs", "documents", "engines", "exporters", "kvcache", "loadgen"),
