@@ -165,7 +165,7 @@ async def test_usage_of_the_cache_is_the_blocks_of_what_runs(
     engines: list[EngineHandle], complete: Complete, make_prompt: MakePrompt
 ) -> None:
     """While one request runs its own blocks are in use; afterwards none, though they stay cached."""
-    engine, prompt, output = engines[0], 2000, 400
+    engine, prompt, output = engines[0], 2000, 1600
     async with running(exporting([engine])) as exporter:
         (target,) = exporter.targets
         answer = asyncio.ensure_future(complete(engine.url, make_prompt(prompt), max_tokens=output, ignore_eos=True))
@@ -174,7 +174,7 @@ async def test_usage_of_the_cache_is_the_blocks_of_what_runs(
             await exporter.scrape_all()
             if target.numbers and target.numbers.running == 1 and target.numbers.kv_usage_max_ratio:
                 seen.append(target.numbers.kv_usage_max_ratio * CAPACITY_BLOCKS)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
         assert (await answer).output_tokens == output
         await until(lambda: target.numbers is not None and target.numbers.kv_usage_max_ratio == 0.0, exporter)
         assert target.numbers is not None
