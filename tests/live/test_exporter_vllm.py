@@ -166,24 +166,31 @@ async def test_usage_of_the_cache_is_the_blocks_of_what_runs(
 ) -> None:
     """While one request runs its own blocks are in use; afterwards none, though they stay cached."""
     engine, prompt, output = engines[0], 2000, 1600
+    most = math.ceil((prompt + output) / BLOCK)
+    seen: list[float] = []
     async with running(exporting([engine])) as exporter:
         (target,) = exporter.targets
-        answer = asyncio.ensure_future(complete(engine.url, make_prompt(prompt), max_tokens=output, ignore_eos=True))
-        seen: list[float] = []
-        while not answer.done():
-            await exporter.scrape_all()
-            if target.numbers and target.numbers.running == 1 and target.numbers.kv_usage_max_ratio:
-                seen.append(target.numbers.kv_usage_max_ratio * CAPACITY_BLOCKS)
-            await asyncio.sleep(0.02)
-        assert (await answer).output_tokens == output
-        await until(lambda: target.numbers is not None and target.numbers.kv_usage_max_ratio == 0.0, exporter)
-        assert target.numbers is not None
-        assert target.numbers.kv_usage_max_ratio == 0.0
-    most = math.ceil((prompt + output) / BLOCK)
+        for _ in range(8):
+            answer = asyncio.ensure_future(
+                complete(engine.url, make_prompt(prompt), max_tokens=output, ignore_eos=True)
+            )
+            of_one: list[float] = []
+            while not answer.done():
+                await exporter.scrape_all()
+                if target.numbers and target.numbers.running == 1 and target.numbers.kv_usage_max_ratio:
+                    of_one.append(target.numbers.kv_usage_max_ratio * CAPACITY_BLOCKS)
+                await asyncio.sleep(0.02)
+            assert (await answer).output_tokens == output
+            await until(lambda: target.numbers is not None and target.numbers.kv_usage_max_ratio == 0.0, exporter)
+            assert target.numbers is not None
+            assert target.numbers.kv_usage_max_ratio == 0.0
+            assert of_one == sorted(of_one)
+            seen += of_one
+            if len(seen) >= 3:  # an engine that computes may take seconds to give its page
+                break
     assert len(seen) >= 3
     assert all(blocks <= most + 2 for blocks in seen), seen
     assert max(seen) >= math.ceil(prompt / BLOCK) - 1, seen
-    assert seen == sorted(seen)
 
 
 async def test_the_split_of_first_tokens_is_what_the_client_saw(
