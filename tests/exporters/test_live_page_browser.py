@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -15,14 +16,11 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Response, async_playwright, expect
 
 from tests.exporters.live_fleet import APPS, LiveFleet
-from tests.quickest import assert_quickest
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
 
 DRAWN = "#map-box[data-drawn]"
 LEAST_CONTRAST = 4.5  # WCAG 2.2 AA, 1.4.3
-LOADED_MS = 2000
-MOST_LOADS = 5
 UPDATE_NOW = "window.dispatchEvent(new Event('online'))"
 expect.set_options(timeout=30_000)  # a busy machine draws late: what is expected has to come, not soon
 
@@ -112,7 +110,7 @@ async def test_256_workers_and_50_000_nodes_are_drawn_within_two_seconds(
     await site.serve(fleet)
     took: list[float] = []
     try:
-        while len(took) < MOST_LOADS and min(took, default=LOADED_MS) >= LOADED_MS:
+        for _ in range(3):
             page = await site.open()
             await page.wait_for_selector("#charts[data-drawn]")
             took.append(await page.evaluate("performance.getEntriesByName('map drawn')[0].startTime"))
@@ -122,7 +120,7 @@ async def test_256_workers_and_50_000_nodes_are_drawn_within_two_seconds(
         await site.close()
     record_property("map_drawn_ms", took)
     print(f"map drawn after {', '.join(f'{ms:.0f}' for ms in took)} ms")
-    assert_quickest(took, LOADED_MS)
+    assert median(took) < 2000
 
 
 async def test_figures_and_map_follow_the_fleet(site: Site, fleet: LiveFleet) -> None:

@@ -15,7 +15,6 @@ from loadgen.records import RequestRecord
 from loadgen.report import write_report
 from loadgen.summary import RunFacts, build_summary
 from slo.document import load_objectives
-from tests.quickest import assert_quickest
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(90)]
 
@@ -63,7 +62,7 @@ async def test_a_report_of_256_workers_stands_within_two_seconds(
     record_property("report_drawn_ms", took)
     print(f"report drawn after {', '.join(f'{ms:.0f}' for ms in took)} ms")
     assert complaints == []
-    assert_quickest(took, 2000)
+    assert min(took) < 2000  # other work of the machine only adds to it
 
 
 PAGE_PX = 718
