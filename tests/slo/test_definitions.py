@@ -8,103 +8,14 @@ import pytest
 
 from alerts.build import known_metrics
 from documents import DocumentError
-from slo.definition import HistogramIndicator, RatioIndicator, SloDefinition, ValueIndicator
+from slo.definition import HistogramIndicator, RatioIndicator, ValueIndicator
 from slo.definitions import load_slos
 from slo.document import load_objectives, load_request_objectives
 from slo.library import SHIPPED, shipped_names
-from slo.sloth import SlothError, losses, specifications
+from tests.slo.written import FOREIGN, one, write
 
 MISS_COST = (SHIPPED / "miss-cost.yaml").read_text(encoding="utf-8")
 SESSION = (SHIPPED / "session-hit-rate.yaml").read_text(encoding="utf-8")
-
-FOREIGN = """\
-apiVersion: openslo/v1
-kind: SLO
-metadata:
-  name: web-availability
-  annotations:
-    other.example/owner: team-web
-spec:
-  service: web
-  indicatorRef: web-success
-  timeWindow:
-    - duration: 28d
-      isRolling: true
-  budgetingMethod: Occurrences
-  objectives:
-    - target: 0.99
-  alertPolicies:
-    - web-burn
----
-apiVersion: openslo/v1
-kind: SLI
-metadata:
-  name: web-success
-spec:
-  ratioMetric:
-    counter: true
-    bad:
-      metricSource:
-        metricSourceRef: our-prometheus
-        spec:
-          query: sum(rate(http_requests_total{code=~"5.."}[{{.window}}]))
-    total:
-      metricSource:
-        metricSourceRef: our-prometheus
-        spec:
-          query: sum(rate(http_requests_total[5m]))
----
-apiVersion: openslo/v1
-kind: DataSource
-metadata:
-  name: our-prometheus
-spec:
-  type: Prometheus
-  connectionDetails:
-    url: http://prometheus.example
----
-apiVersion: openslo/v1
-kind: AlertPolicy
-metadata:
-  name: web-burn
-spec:
-  alertWhenBreaching: true
-  conditions:
-    - conditionRef: fast
-  notificationTargets:
-    - targetRef: on-call
----
-apiVersion: openslo/v1
-kind: AlertCondition
-metadata:
-  name: fast
-spec:
-  severity: page
-  condition:
-    kind: burnrate
-    op: gte
-    threshold: 10
-    lookbackWindow: 2h
-    alertAfter: 5m
----
-apiVersion: openslo/v1
-kind: AlertNotificationTarget
-metadata:
-  name: on-call
-spec:
-  target: email
-"""
-
-
-def write(folder: Path, text: str, name: str = "own.yaml") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def one(folder: Path, text: str) -> SloDefinition:
-    [definition] = load_slos([write(folder, text)], known_metrics())
-    return definition
 
 
 def test_the_shipped_slos() -> None:
@@ -356,55 +267,3 @@ def test_a_request_slo_may_have_any_threshold(tmp_path: Path) -> None:
 
     assert isinstance(slo.indicator, RatioIndicator)
     assert str(slo.indicator.good) == 'prefixwatch_slo_requests_total{slo="ttft", verdict="good"}'
-
-
-def test_sloth_gets_the_same_events() -> None:
-    specs = specifications(load_slos(["session-hit-rate", "miss-cost", "isolation"]))
-
-    session, miss_cost, isolation = specs["llm-serving"]["slos"]
-    assert specs["llm-serving"]["version"] == "prometheus/v1"
-    assert session["objective"] == 85
-    assert session["sli"]["events"] == {
-        "error_query": "(sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}])) - "
-        "(sum(rate(prefixwatch_session_hit_tokens_total[{{.window}}])) or "
-        "0 * sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}]))))",
-        "total_query": "sum(rate(prefixwatch_session_prompt_tokens_total[{{.window}}]))",
-    }
-    assert 'prefixwatch_prefix_miss_cost_ratio_bucket{le="1.5"}' in miss_cost["sli"]["events"]["error_query"]
-    assert isolation["sli"]["events"]["error_query"] == (
-        '(sum(rate(prefixwatch_isolation_violations_total{kind="cross_tenant_hit"}[{{.window}}])) or '
-        "0 * sum(rate(prefixwatch_isolation_audited_requests_total[{{.window}}])))"
-    )
-
-
-def test_what_sloth_is_not_told_is_said(tmp_path: Path) -> None:
-    """28 days is a switch of Sloth's command line, so such SLOs have a file of their own."""
-    slo = one(tmp_path, FOREIGN)
-
-    assert list(specifications([slo])) == ["web-28d"]
-    assert losses([slo]) == [
-        "web-availability: its period is 28d: run sloth generate --default-slo-period=28d on its file",
-        "web-availability: Sloth has its own burn rates: those of the alertPolicies are left out",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("duration: 30d", "duration: 7d", "miss-cost has a period of 7d, and Sloth has windows for 30d and 28d"),
-        ("service: llm-serving", "service: ../llm", "Sloth can't have a service named '../llm'"),
-        ("name: miss-cost", "name: m", "Sloth can't have an SLO named 'm': use two or more letters"),
-    ],
-)
-def test_what_sloth_cannot_be_given_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    with pytest.raises(SlothError, match=message):
-        specifications([one(tmp_path, MISS_COST.replace(old, new))])
-
-
-def test_what_sloth_cannot_say_is_refused(tmp_path: Path) -> None:
-    text = MISS_COST.replace("Occurrences", "Timeslices").replace(
-        "target: 0.95", "target: 0.99\n      timeSliceTarget: 0.95\n      timeSliceWindow: 10m"
-    )
-
-    with pytest.raises(SlothError, match="miss-cost counts time slices, and Sloth's format only events"):
-        specifications([one(tmp_path, text)])
