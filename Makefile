@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test unit lint format bench claims dashboards-render lock clean
+.PHONY: help demo test test-heavy test-light unit lint format bench claims mutants dashboards-render lock clean
 
 help:
 	@echo "make demo    does cache-aware routing pay? 4 simulated engines, report in results/demo/report.html"
@@ -10,9 +10,10 @@ help:
 	@echo "make unit    the tests that need no real engine, router, browser or Prometheus"
 	@echo "make lint    static checks only"
 	@echo "make bench   the quick benchmarks (ratios against a named baseline in the same run)"
+	@echo "make mutants  changes the pure modules line by line: do their tests notice? MODULES='alerts/burn_rate.py …' for some"
 	@echo "make claims  published claims about cache-aware routing, tried on the simulated fleet"
 	@echo "make dashboards-render  the dashboards over a real run, drawn by Grafana's components (npm) into results/dashboards/"
-	@echo "make lock    write the lock files anew from pyproject.toml"
+	@echo "make lock    rewrite the lock files from pyproject.toml: everything, the core alone (exporter, rules), and with the tools"
 
 # Exit code 3 is a verdict, too: the machine was too busy to measure on, and the last lines say so.
 demo: .venv/runtime
@@ -23,7 +24,14 @@ test: .venv/dev
 	$(MAKE) --no-print-directory lint
 	scripts/install-test-engine
 	scripts/install-test-peers
-	$(BIN)/pytest
+	$(MAKE) --no-print-directory --jobs 2 test-heavy test-light
+
+# The tests that keep real engines busy, and beside them all the others.
+test-heavy:
+	$(BIN)/pytest -m heavy
+
+test-light:
+	$(BIN)/pytest -m "not heavy"
 
 unit: .venv/dev
 	$(BIN)/pytest -m "not vllm and not browser and not prometheus and not peers and not render"
@@ -33,13 +41,19 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	scripts/lint-prose
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 claims: .venv/dev
+	$(BIN)/pytest benchmarks/claims
 	$(BIN)/python -m benchmarks.claims
+
+mutants: .venv/dev
+	$(BIN)/pip install --quiet cosmic-ray==8.7.0
+	$(BIN)/python scripts/mutants $(MODULES)
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks
@@ -58,15 +72,15 @@ dashboards-render: .venv/dev
 	scripts/make-venv requirements-dev.lock
 	@touch $@ .venv/runtime
 
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q
 lock: .venv/dev
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast \
-	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements.lock
-	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml --extra fast --extra kubernetes --group dev -c requirements.lock \
-	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o requirements-dev.lock
+	$(COMPILE) pyproject.toml --extra bench --extra fast -o requirements.lock
+	$(COMPILE) pyproject.toml -c requirements.lock -o requirements-core.lock
+	$(COMPILE) pyproject.toml --extra all --group dev -c requirements.lock -o requirements-dev.lock
 	$(BIN)/uv pip compile --python-platform linux --python-version 3.11 tests/peers/requirements.in \
 	  --overrides tests/peers/overrides.in \
 	  --no-header --no-annotate --generate-hashes --no-emit-index-url --upgrade -q -o tests/peers/requirements.lock
 
 clean:
-	rm -rf .venv .peers results dashboards/render/node_modules dashboards/render/dist
+	rm -rf .venv .peers results tests/dashboards/render/node_modules tests/dashboards/render/dist

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from alerts.catalogue import Severity
-from alerts.errors import RuleError
-from slo.definition import BurnCondition, SloDefinition
-from slo.window import promql
+from prefixwatch.alerts.catalogue.model import Severity
+from prefixwatch.documents.durations import promql
+from prefixwatch.documents.errors import InputError
+from prefixwatch.slo.rule_model import BurnCondition, SloDefinition
 
 BASE_SECONDS = 300
 """Windows are whole multiples of this: events are recorded in pieces of it."""
@@ -53,7 +53,7 @@ class BurnRate:
 
 
 def burn_rates(slo: SloDefinition) -> list[BurnRate]:
-    """The SLO's burn-rate alerts: its own conditions, or the workbook's. Raises RuleError for one that can't fire."""
+    """The SLO's burn-rate alerts: its own conditions, or the workbook's. Raises InputError for one that can't fire."""
     base = slo.slices.seconds if slo.slices else BASE_SECONDS
     if slo.conditions:
         return [_own(slo, condition, base) for condition in slo.conditions]
@@ -63,13 +63,13 @@ def burn_rates(slo: SloDefinition) -> list[BurnRate]:
 def _own(slo: SloDefinition, condition: BurnCondition, base: int) -> BurnRate:
     line = condition.factor * slo.budget
     if line >= 1:
-        raise RuleError(
+        raise InputError(
             f"{condition.place}: a burn rate of {condition.factor:g} can't happen to {slo.name}: "
             f"{condition.factor:g} × {slo.budget * 100:g} % = {line * 100:g} % of the events would have to be bad; "
             f"use one below {1 / slo.budget:g}"
         )
     if condition.long_seconds < LONG_AT_LEAST_BASES * base:
-        raise RuleError(
+        raise InputError(
             f"{condition.place}: a lookback of {promql(condition.long_seconds)} is too short for {slo.name}: events "
             f"are recorded in pieces of {promql(base)}, use {promql(LONG_AT_LEAST_BASES * base)} or more"
         )
@@ -94,8 +94,8 @@ def _scaled(slo: SloDefinition, base: int) -> Iterable[BurnRate]:
         long = max(_multiple(wanted, base), LONG_AT_LEAST_BASES * base)
         if long > wanted + base:
             notes.append(
-                f"{slo.name}: a window of {promql(wanted)} is too short to count events in pieces of {promql(base)}: "
-                f"replaced by {promql(long)}"
+                f"{slo.name}: a window of {promql(round(wanted))} is too short to count events in pieces of "
+                f"{promql(base)}: replaced by {promql(long)}"
             )
         yield BurnRate(used, long, _short(long, base), severity, HOLD[severity], "\n".join(notes))
 

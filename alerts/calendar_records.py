@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import date
 
-from slo.window import CalendarPeriod
+from prefixwatch.slo.window import CalendarPeriod
 
-PERIOD_START = "slo:period_start:timestamp_seconds"
+PERIOD_START = "prefixwatch:slo_period_start:timestamp_seconds"
 """When the present period began, in Unix seconds."""
-CLOCK = "slo:period_clock:timestamp_seconds"
+CLOCK = "prefixwatch:slo_period_clock:timestamp_seconds"
 """The local clock at the newest piece."""
-FIRST_MONTH = "slo:period_first_month:months"
+FIRST_MONTH = "prefixwatch:slo_period_first_month:months"
 """The period's first month, in months since the year 0."""
-LOCAL_START = "slo:period_start_local:timestamp_seconds"
+LOCAL_START = "prefixwatch:slo_period_start_local:timestamp_seconds"
 """When the present period began, by the local clock."""
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 

@@ -1,15 +1,15 @@
-"""Rules and groups of rules, and how they are written as Prometheus reads them."""
+"""Rules and groups of rules, and their forms: Prometheus' rule files and PrometheusRule objects."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from slo.window import promql, seconds
+KUBERNETES_LABELS: Mapping[str, str] = {"app.kubernetes.io/name": "prefixwatch", "app.kubernetes.io/component": "rules"}
+"""An operator selects rules by label (`ruleSelector`): add yours, or select these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class AlertingRule:
     hold: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    keep: str = "0s"
+    """How long it goes on firing after its condition ended."""
 
 
 Rule = RecordingRule | AlertingRule
@@ -61,6 +63,16 @@ def text(file: RuleFile) -> str:
     return head + dump(document(file.groups))
 
 
+def prometheus_rule(file: RuleFile) -> dict[str, Any]:
+    """The file as an object of apiVersion monitoring.coreos.com/v1, for clusters with the Prometheus operator."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": f"prefixwatch-{file.name}", "labels": dict(KUBERNETES_LABELS)},
+        "spec": document(file.groups),
+    }
+
+
 def dump(content: Any) -> str:
     """YAML with long texts as blocks, keys in the order given."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
@@ -78,6 +90,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "alert": rule.name,
         "expr": rule.expr,
         "for": rule.hold,
+        **({"keep_firing_for": rule.keep} if rule.keep != "0s" else {}),
         "labels": dict(rule.labels),
         "annotations": dict(rule.annotations),
     }
@@ -96,35 +109,3 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-
-_DURATION = r"[0-9]+(?:ms|[smhdw])(?:[0-9]+(?:ms|[smhdw]))*"
-_IN_BRACKETS = re.compile(rf"\[({_DURATION})(?::({_DURATION}))?\]")
-_OFFSET = re.compile(rf"\boffset ({_DURATION})")
-
-
-def hastened(groups: Sequence[RuleGroup], factor: float) -> list[RuleGroup]:
-    """The same rules with every range, offset, interval and `for` a `factor`-th as long: for drills and tests.
-
-    Names, thresholds and minimums stay. Scrapes must be so much quicker as well.
-    """
-    return [
-        replace(group, interval=_shorter(group.interval, factor), rules=tuple(_hasten(r, factor) for r in group.rules))
-        for group in groups
-    ]
-
-
-def _hasten(rule: Rule, factor: float) -> Rule:
-    def brackets(match: re.Match[str]) -> str:
-        step = f":{_shorter(match[2], factor)}" if match[2] else ""
-        return f"[{_shorter(match[1], factor)}{step}]"
-
-    expr = _IN_BRACKETS.sub(brackets, rule.expr)
-    expr = _OFFSET.sub(lambda match: f"offset {_shorter(match[1], factor)}", expr)
-    if isinstance(rule, AlertingRule):
-        return replace(rule, expr=expr, hold=_shorter(rule.hold, factor))
-    return replace(rule, expr=expr)
-
-
-def _shorter(duration: str, factor: float) -> str:
-    length = seconds(duration) / factor
-    return promql(length) if length == int(length) else f"{round(length * 1000)}ms"

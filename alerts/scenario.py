@@ -16,8 +16,8 @@ from urllib.parse import quote_plus
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from alerts.build import build
-from alerts.rule import AlertingRule, RuleFile, dump
+from prefixwatch.alerts.build import build
+from prefixwatch.alerts.rule import AlertingRule, RuleFile, dump
 
 SCENARIOS = Path(__file__).parent / "scenarios.yaml"
 TESTS = Path(__file__).parent / "tests"
@@ -33,6 +33,7 @@ class Scenario(BaseModel):
 
     slo: str | None = Field(default=None, description="the SLO whose alert is tested, for alerts of every SLO")
     minutes: int = 60
+    every: str = Field(default="1m", description="how often rules are evaluated")
     at: int | None = Field(default=None, description="minute at which it must fire; default: the last")
     firing: list[dict[str, str]] = Field(min_length=1, description="each alert's labels, and its value in words")
     absent: list[dict[str, str]] = Field(default=[], description="the same, when its series don't exist")
@@ -48,7 +49,7 @@ def load_scenarios(path: Path = SCENARIOS) -> dict[str, Scenario]:
 
 def rendered(files: Sequence[RuleFile]) -> dict[str, str]:
     """File names and texts of the promtool tests of these rules."""
-    head = "# Generated from alerts/scenarios.yaml by `python -m alerts.scenario`; don't edit.\n"
+    head = "# Generated from alerts/scenarios.yaml by `python -m prefixwatch.alerts.scenario`; don't edit.\n"
     return {
         f"{name}.yaml": head + dump(test_document(name, scenario, files)) for name, scenario in load_scenarios().items()
     }
@@ -73,7 +74,12 @@ def test_document(name: str, scenario: Scenario, files: Sequence[RuleFile]) -> d
         _case(name, "counter reset", _reset(quiet, end), silent),
         _case(name, "replica restart", _replaced(quiet, end), silent),
     ]
-    return {"rule_files": [f"../rules/{file.name}.yaml"], "evaluation_interval": "1m", "tests": cases}
+    return {
+        "rule_files": [f"../rules/{file.name}.yaml"],
+        "evaluation_interval": scenario.every,
+        "group_eval_order": [group.name for group in file.groups],
+        "tests": cases,
+    }
 
 
 def _rules(name: str, scenario: Scenario, files: Sequence[RuleFile]) -> tuple[RuleFile, list[AlertingRule]]:
@@ -106,9 +112,9 @@ def _expected(rules: Iterable[AlertingRule], firing: Mapping[str, str]) -> dict[
 
 
 def _filled(text: str, value: str, labels: Mapping[str, str]) -> str:
-    text = re.sub(r"\{\{ \$value[^}]*\}\}", value, text)
+    text = re.sub(r"\{\{ \$value[^}]*\}\}B?", value, text)
     text = re.sub(r"\{\{ \$labels\.(\w+) \| urlquery \}\}", lambda match: quote_plus(labels[match[1]]), text)
-    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels[match[1]], text)
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels.get(match[1], ""), text)
 
 
 _INSTANCE = 'instance="%s"'

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from alerts.burn_rate import BurnRate
-from alerts.catalogue import Alert, Catalogue
-from alerts.labels import Labels
-from alerts.rule import AlertingRule
-from alerts.settings import RuleSettings
-from alerts.slo_records import REMAINING, SloRecords
-from slo.buckets import le_matcher
-from slo.definition import HistogramIndicator, RatioIndicator, SloDefinition, ValueIndicator
-from slo.window import promql
+from prefixwatch.alerts.burn_rate import BurnRate
+from prefixwatch.alerts.catalogue.model import Alert, Catalogue
+from prefixwatch.alerts.replicas import once
+from prefixwatch.alerts.rule import AlertingRule
+from prefixwatch.alerts.settings import RuleSettings
+from prefixwatch.alerts.slo_records import HISTORY, REMAINING, SloRecords
+from prefixwatch.documents.durations import promql
+from prefixwatch.slo.buckets import le_matcher
+from prefixwatch.slo.rule_model import HistogramIndicator, RatioIndicator, SloDefinition, ValueIndicator
 
 SANITY_RATIO = 1.01
 """Good (or bad) events over all events; a little over 1 is extrapolation."""
 SANITY_EVENTS = 20
+MOSTLY_BAD = 0.5
+MOSTLY_BAD_HOLD = "7m"
+"""With the half of a 5-minute piece before it and a minute of evaluation, an outage pages after some 11 minutes."""
+MOSTLY_BAD_EVENTS = 20
+HISTORY_SHARE = 0.8
+BUDGET_HISTORY = 1 / 30
+"""A budget is judged only when this share of its window is known: a day of 30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +40,17 @@ class SloAlerts:
     def slo(self) -> SloDefinition:
         return self.records.slo
 
+    @property
+    def on(self) -> str:
+        """Labels that join two series of the SLO."""
+        return self.records.on
+
     def rules(self) -> list[AlertingRule]:
         if self.slo.zero_tolerance:
             own: Iterable[AlertingRule] = [self._zero_tolerance()]
         else:
-            own = [*(self._burn(rate) for rate in self.rates), self._exhausted(), self._too_few()]
+            burns = (self._burn(rate) for rate in self.rates)
+            own = [*burns, *self._mostly_bad(), self._exhausted(), self._too_few()]
         return [*own, *self._absent(), *self._insane()]
 
     def _burn(self, rate: BurnRate) -> AlertingRule:
@@ -45,11 +58,12 @@ class SloAlerts:
         long, short = rate.long_seconds, rate.short_seconds
         expr = (
             f"{self.records.series('bad_ratio', long)} > {line}\n"
-            f"and on (slo) {self.records.series('bad_ratio', short)} > {line}\n"
-            f"and on (slo) {self.records.series('total_events', long)} >= {self.slo.minimum_events:g}\n"
-            f"and on (slo) {self.records.series('bad_events', long)} >= {self.slo.minimum_bad_events:g}"
+            f"and on ({self.on}) {self.records.series('bad_ratio', short)} > {line}\n"
+            f"and on ({self.on}) {self.records.series('total_events', long)} >= {self.slo.minimum_events:g}\n"
+            f"and on ({self.on}) {self.records.series('bad_events', long)} >= {self.slo.minimum_bad_events:g}\n"
+            f"and on ({self.on}) {self._known_for(long)}"
         )
-        exhaustion = promql(self.slo.window_seconds / rate.factor)
+        exhaustion = promql(round(self.slo.window_seconds / rate.factor))
         words = {
             "$long_window": promql(long),
             "$short_window": promql(short),
@@ -57,13 +71,38 @@ class SloAlerts:
             "$exhaustion": exhaustion,
             "$line": f"{rate.line(self.slo.budget) * 100:g} %",
         }
-        name = "SloBudgetBurnFast" if rate.severity == "page" else "SloBudgetBurnSlow"
+        name = "SloBudgetBurnFast" if rate.severity == "page" else "SloBudgetBurnSlow"  # by speed, not by severity
         labels = {"window": promql(long), "exhaustion": exhaustion}
         return self._rule(name, expr, rate.hold, words, labels)
 
+    def _known_for(self, length_seconds: int) -> str:
+        """The events have been counted for most of this time: "58 % of the last 6 h" means little after 7 minutes.
+
+        Most, as pieces go missing while Prometheus itself restarts.
+        """
+        return f"{self.records.recorded(HISTORY)} >= {round(length_seconds * HISTORY_SHARE)}"
+
+    def _mostly_bad(self) -> Iterable[AlertingRule]:
+        """An outage spends 5 % of a budget of 5 % only after 36 minutes; nobody should wait for that."""
+        if self.slo.severity_max != "page" or self.slo.slices is not None or self.slo.budget >= MOSTLY_BAD / 2:
+            return
+        if isinstance(self.slo.indicator, ValueIndicator):
+            return
+        base = self.records.base
+        least = max(MOSTLY_BAD_EVENTS, self.slo.minimum_bad_events)
+        expr = (
+            f"{self.records.series('bad_ratio', base)} > {MOSTLY_BAD:g}\n"
+            f"and on ({self.on}) {self.records.series('bad_events', base)} >= {least:g}"
+        )
+        yield self._rule("SloMostlyBad", expr, MOSTLY_BAD_HOLD, {"$mostly": f"{MOSTLY_BAD:.0%}"})
+
     def _exhausted(self) -> AlertingRule:
         total = self.records.series("total_events", self.records.period)
-        expr = f"{self.records.budget_series(REMAINING)} <= 0\nand on (slo) {total} >= {self.slo.minimum_events:g}"
+        expr = (
+            f"{self.records.recorded(REMAINING)} <= 0\n"
+            f"and on ({self.on}) {total} >= {self.slo.minimum_events:g}\n"
+            f"and on ({self.on}) {self._known_for(round(self.slo.window_seconds * BUDGET_HISTORY))}"
+        )
         return self._rule("SloBudgetExhausted", expr, "15m", {})
 
     def _too_few(self) -> AlertingRule:
@@ -73,9 +112,11 @@ class SloAlerts:
         long = rate.long_seconds
         bad, total = self.records.series("bad_events", long), self.records.series("total_events", long)
         line = f"{rate.factor:g} * {self.slo.budget:g}"
-        guard = f"{total} < {self.slo.minimum_events:g}\n  or on (slo) {bad} < {self.slo.minimum_bad_events:g}"
+        guard = f"{total} < {self.slo.minimum_events:g}\n  or on ({self.on}) {bad} < {self.slo.minimum_bad_events:g}"
         expr = (
-            f"{bad} > 0.5\nand on (slo) {self.records.series('bad_ratio', long)} > {line}\nand on (slo) (\n  {guard}\n)"
+            f"{bad} > 0.5\n"
+            f"and on ({self.on}) {self.records.series('bad_ratio', long)} > {line}\n"
+            f"and on ({self.on}) (\n  {guard}\n)"
         )
         words = {
             "$long_window": promql(long),
@@ -89,7 +130,10 @@ class SloAlerts:
         indicator = self.slo.indicator
         if isinstance(indicator, RatioIndicator) and indicator.bad is not None:
             bad = indicator.bad
-            expr = f"sum(increase({bad}[1h])) > 0\nor (sum({bad}) unless sum({bad} offset 1h)) > 0"
+            replicas = self.settings.replica_labels
+            grown, value = once(f"increase({bad}[1h])", replicas), once(str(bad), replicas)
+            new = f"{self.records.sum(value)} unless {self.records.sum(f'{bad} offset 1h')}"
+            expr = f"{self.records.sum(grown)} > 0\nor ({new}) > 0"
         else:
             expr = f"sum_over_time({self.records.series('bad_events', self.records.base)}[59m59s:5m]) > 0"
         return self._rule("SloZeroToleranceBroken", expr, "0m", {})
@@ -102,10 +146,11 @@ class SloAlerts:
             return
         metric = _needed(self.slo.indicator)
         alive = "prefixwatch_target_up" if metric.startswith("prefixwatch_") else "up"
+        fleet = ", ".join(self.settings.fleet)
         expr = (
-            f"absent_over_time({metric}[15m])\n"
-            f"and on () count({alive} == 1) > 0\n"
-            f"and on () count({alive} offset 30m == 1) > 0"
+            f"count by ({fleet}) ({alive} == 1)\n"
+            f"and on ({fleet}) count by ({fleet}) ({alive} offset 30m == 1)\n"
+            f"unless on ({fleet}) count by ({fleet}) (present_over_time({metric}[15m]))"
         )
         yield self._rule("SloMetricAbsent", expr, "15m", {"$metric": metric, "$switch": self.slo.switch})
 
@@ -125,7 +170,8 @@ class SloAlerts:
     ) -> AlertingRule:
         alert = self.catalogue.alert(name)
         common = {"$title": self.slo.title, "$rule": self.slo.rule, "$window": promql(self.slo.window_seconds)}
-        made = Labels(self.settings).of(alert)
+        severity = alert.severity if alert.severity != "page" else self.slo.severity_max
+        made = self.settings.labels_of(alert, severity)
         made |= {"slo": self.slo.name, "service": self.slo.service, **(labels or {})}
         return AlertingRule(name, expr, hold, made, _annotations(alert, self.settings, {**words, **common}))
 
@@ -137,7 +183,7 @@ def judging_rate(rates: Sequence[BurnRate]) -> BurnRate:
 
 
 def _annotations(alert: Alert, settings: RuleSettings, words: Mapping[str, str]) -> dict[str, str]:
-    return {key: _filled(text, words) for key, text in Labels(settings).annotations(alert).items()}
+    return {key: _filled(text, words) for key, text in settings.annotations(alert).items()}
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:

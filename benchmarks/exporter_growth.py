@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.engine_pages import CAPTURE
-from benchmarks.growth_plot import Line, Panel, growth_svg
-from exporters.catalogue import shipped_catalogue
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.metrics_text import render
-from exporters.requests.ledger import RequestLedger
-from exporters.scraping.scrape import Scrape
-from exporters.scraping.target import Target
-from kvcache.request_record import RequestRecord
+from benchmarks.plot import Curve, Panel, svg
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.requests.ledger import RequestLedger
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.scraping.target import Target
+from prefixwatch.kvcache.request_record import RequestRecord
 
 ENGINES = (1, 2, 4, 8, 16, 32)
 TENANTS = (10, 100, 1_000, 10_000)
@@ -56,7 +56,7 @@ class TenantFigure:
 
 
 def page(engines: int, moment: int) -> bytes:
-    """A real page with so many engines on it, at a moment: every whole number above 0 has grown."""
+    """A real page with this many engines on it, at one moment: every whole number above 0 has grown."""
     lines = []
     for line in CAPTURE.read_bytes().split(b"\n"):
         copies = engines if b'engine="0"' in line else 1
@@ -164,12 +164,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures = {"series": [asdict(one) for one in series], "tenants": [asdict(one) for one in tenants]}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     if options.plot:
-        cpu = Line("CPU ms a scrape", [(float(one.samples), one.scrape_cpu_ms) for one in series])
-        memory = Line("KB a target", [(float(one.samples), one.target_kb) for one in series])
-        ledger = Line("ledger KB", [(float(one.tenants), one.ledger_kb) for one in tenants])
-        text = Line("page KB", [(float(one.tenants), one.page_kb) for one in tenants])
-        by_samples = Panel("one target", "samples taken from its page", [cpu, memory])
-        options.plot.write_text(growth_svg([by_samples, Panel("request ledger", "tenants", [ledger, text])]))
+        cpu = Curve("CPU ms a scrape", [(float(one.samples), one.scrape_cpu_ms) for one in series])
+        memory = Curve("KB a target", [(float(one.samples), one.target_kb) for one in series])
+        ledger = Curve("ledger KB", [(float(one.tenants), one.ledger_kb) for one in tenants])
+        text = Curve("page KB", [(float(one.tenants), one.page_kb) for one in tenants])
+        by_samples = Panel(
+            "one target", "samples taken from its page", [cpu, memory], log_x=True, log_y=True, dots=True
+        )
+        options.plot.write_text(
+            svg([by_samples, Panel("request ledger", "tenants", [ledger, text], log_x=True, log_y=True, dots=True)])
+        )
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ import psutil
 import yaml
 
 from benchmarks.engine_pages import address, serve
-from benchmarks.growth_plot import Line, Panel, growth_svg
+from benchmarks.plot import Curve, Panel, svg
 from benchmarks.remote_write_sink import sink
-from engines.process import free_port
+from prefixwatch.engines.process import free_port
 
 AIM_RATIO = 0.5
 AIM_KB = 100.0
@@ -49,7 +49,7 @@ Command = Callable[[Path, str, float, int], tuple[list[str], str]]
 
 @dataclass(frozen=True)
 class Figure:
-    """What one scraper took for so many targets."""
+    """What one scraper took for a number of targets."""
 
     scraper: str
     targets: int
@@ -69,7 +69,15 @@ def exporter(folder: Path, targets: str, interval_seconds: float, _: int) -> tup
     section = {"listen": f"127.0.0.1:{port}", "interval_seconds": interval_seconds, "scrape_configs": [job]}
     section["timeout_seconds"] = max(1.0, interval_seconds)
     (folder / "prefixwatch.yaml").write_text(yaml.safe_dump({"exporter": section}))
-    command = [sys.executable, "-m", "stack.cli", "exporter", "--config", str(folder / "prefixwatch.yaml")]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "prefixwatch.stack.cli.main",
+        "exporter",
+        "--config",
+        str(folder / "prefixwatch.yaml"),
+    ]
     return [*command, "--log-level", "error"], f"http://127.0.0.1:{port}/metrics"
 
 
@@ -129,7 +137,7 @@ class Pages:
 
 
 def measure(name: str, count: int, pages: Pages, *, warm_seconds: float, seconds: float) -> Figure:
-    """Let one scraper scrape so many targets; raises SystemExit when it doesn't."""
+    """Let one scraper scrape a number of targets. Raise SystemExit if it doesn't."""
     port, served = pages.port, pages.served
     interval_seconds = max(_SHORTEST_SECONDS, count / _SCRAPES_PER_SECOND)
     with tempfile.TemporaryDirectory() as where:
@@ -228,20 +236,18 @@ def kb_per_target(figures: Sequence[Figure], figure: Figure) -> float | None:
 def plot(figures: Sequence[Figure], file: Path) -> None:
     """CPU a scrape and memory by fleet size, as an SVG."""
 
-    def lines(value: Callable[[Figure], float]) -> list[Line]:
+    def panel(title: str, value: Callable[[Figure], float]) -> Panel:
         names = dict.fromkeys(figure.scraper for figure in figures)
-        return [
-            Line(name, [(float(one.targets), value(one)) for one in figures if one.scraper == name]) for name in names
+        curves = [
+            Curve(name, [(float(one.targets), value(one)) for one in figures if one.scraper == name]) for name in names
         ]
+        return Panel(title, "targets", curves, log_x=True, log_y=True, dots=True)
 
-    file.write_text(
-        growth_svg(
-            [
-                Panel("CPU ms a scrape", "targets", lines(lambda figure: figure.cpu_ms_per_scrape)),
-                Panel("RSS MB", "targets", lines(lambda figure: figure.rss_mb)),
-            ]
-        )
+    cpu, memory = (
+        panel("CPU ms a scrape", lambda figure: figure.cpu_ms_per_scrape),
+        panel("RSS MB", lambda figure: figure.rss_mb),
     )
+    file.write_text(svg([cpu, memory]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -30,9 +30,9 @@ import psutil
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporters.catalogue import shipped_catalogue
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.exporter import Exporter
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.exporter import Exporter
 
 AIM_MS = 0.6
 PAGE_BYTES = 65_536

@@ -14,20 +14,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from stack.drill import HASTEN, SETTLE_SECONDS
-from stack.drill_command import run_in_lanes
-from stack.drill_faults import FAULTS
-from stack.drill_report import as_markdown
+from prefixwatch.stack.drill.command import as_markdown, run_in_lanes
+from prefixwatch.stack.drill.drill import HASTEN, SETTLE_SECONDS
+from prefixwatch.stack.drill.faults import FAULTS
 
 _HEAD = """\
 # Fault matrix
 
 Written by `python -m benchmarks.fault_matrix`. Each fault is made from outside in a stack of its own: three simulated
-engines, router, exporter, a real Prometheus and Alertmanager with the shipped rules on a clock {hasten:g} times as
+engines, router, exporter, a real Prometheus and Alertmanager with the shipped rules on a clock {speedup:g} times as
 fast, healthy traffic first. Alerts are those that a webhook received after inhibition; symptoms are allowed, any other
 alert is wrong. The diagnosis is `prefixwatch diagnose --prometheus`, without a hint; the last column is the same with
-`--exporter`, from {settle:g} s of its page alone. How fast the machine is, is no finding: thresholds on plain times are
-out of reach, objectives on times aren't counted, and nobody asks how long the router takes to decide.
+`--exporter`, from {settle:g} s of its page alone. The speed of the machine isn't a finding: thresholds on plain times
+are out of reach, objectives on times aren't counted, and nobody asks how long the router takes to decide.
 """
 
 
@@ -41,7 +40,7 @@ def main() -> int:
         results = asyncio.run(run_in_lanes(arguments.faults or list(FAULTS), Path(folder), arguments.lanes))
     passed = sum(each.passed for each in results)
     closing = f"{passed} of {len(results)} as they should be, in {time.monotonic() - begun:.0f} s."
-    text = "\n".join([_HEAD.format(hasten=HASTEN, settle=SETTLE_SECONDS), as_markdown(results), "", closing, ""])
+    text = "\n".join([_HEAD.format(speedup=HASTEN, settle=SETTLE_SECONDS), as_markdown(results), "", closing, ""])
     print(text)
     if not arguments.faults:
         (Path(__file__).parent / "fault_matrix.md").write_text(text, encoding="utf-8")

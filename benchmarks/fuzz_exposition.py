@@ -26,11 +26,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporters.catalogue import Catalogue, System, shipped_catalogue
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.scraping.exposition import ExpositionReader, Reading, metric_names
-from exporters.scraping.scrape import Scrape
-from exporters.scraping.target import Target
+from prefixwatch.exporters.catalogue.model import Catalogue, System, shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.scraping.exposition import ExpositionReader, Reading, metric_names
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.scraping.target import Target
 
 CAPTURES = Path(__file__).parent.parent / "tests/exporters/captures"
 SLOWEST_SECONDS = 1.0
@@ -231,7 +231,7 @@ class Fuzzer:
         self._renew()
 
     def run(self, count: int) -> Tally:
-        """So many inputs more. Raises Broken, or what the exporter raised, for the first promise that is broken."""
+        """Try this many more inputs. Raise Broken, or what the exporter raised, for the first broken promise."""
         tally, begun = self.tally, time.perf_counter()
         for number in range(count):
             page, self.last = next(self._inputs)

@@ -22,8 +22,8 @@ from functools import partial
 
 import numpy as np
 
-from kvcache.blocks import Hashes
-from kvcache.index import BlockIndex
+from prefixwatch.kvcache.blocks import Hashes
+from prefixwatch.kvcache.index.block_index import BlockIndex
 
 _BATCH = 64
 _COPIES = (1, 4, 64)

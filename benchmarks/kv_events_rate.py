@@ -7,8 +7,8 @@ they store, each eviction an event of its own as in vLLM. CPU time of the one th
 200,000 blocks a second stored (and as many evicted) on one core, and 200 bytes a distinct block. Bytes are of what is
 cached; what is remembered for five minutes of each evicted block is given apart. In the salted mix ten tenants have
 a salt each, so blocks are also counted by what they would be without. Stages are timed apart, so they don't
-quite add up. The baseline, in the same run on the same payloads, is a router's feed (`kvcache.feed` and
-`kvcache.index`), which keeps neither times nor the tree.
+quite add up. The baseline, in the same run on the same payloads, is a router's feed (`kvcache.events.feed` and
+`kvcache.index.block_index`), which keeps neither times nor the tree.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from kvcache.block_table import BlockTable, warm_up
-from kvcache.event_sequence import EventSequence
-from kvcache.event_wire import Stored, decode_wire
-from kvcache.feed import WorkerFeed
-from kvcache.index import BlockIndex
-from kvcache.prefix_tree import prefix_tree
-from kvcache.table_feed import TableFeed
+from prefixwatch.kvcache.events.feed import WorkerFeed
+from prefixwatch.kvcache.events.sequence import EventSequence
+from prefixwatch.kvcache.events.table_feed import TableFeed
+from prefixwatch.kvcache.events.wire import Stored, decode_batch
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.kvcache.index.block_table import BlockTable, warm_up
+from prefixwatch.kvcache.index.prefix_tree import prefix_tree
 
 _ENGINES = 8
 _BLOCK = 16
@@ -155,8 +155,8 @@ def measure(blocks: int, per_event: int, *, evicting: bool, tenants: int = 0) ->
     stored = sum(feed.counters.stored_blocks for feed in tables)
     evicted_bytes = sum(worker.evicted_nbytes for worker in table.workers.values())
     evictions = sum(worker.evicted_blocks for worker in table.workers.values())
-    decoded = [decode_wire(payload) for _, payload in given]
-    decode_seconds = _cpu(lambda: deque((decode_wire(payload) for _, payload in given), maxlen=0))
+    decoded = [decode_batch(payload) for _, payload in given]
+    decode_seconds = _cpu(lambda: deque((decode_batch(payload) for _, payload in given), maxlen=0))
     stores = [event for batch in decoded for event in batch.events if isinstance(event, Stored)]
     tokens_seconds = _cpu(lambda: deque((event.tokens() for event in stores), maxlen=0))
     return Rate(

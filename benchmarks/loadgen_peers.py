@@ -36,7 +36,7 @@ import psutil
 import pyarrow.parquet as pq
 import yaml
 
-from engines.tiny_model import make_tiny_model
+from prefixwatch.engines.tiny_model import make_tiny_model
 
 CHUNKS = 64
 ERROR_LIMIT_MS = 5.0
@@ -191,7 +191,7 @@ def _loadgen(setting: Setting) -> list[str]:
     run = {"target": setting.url, "model": "stamp", "model_dir": str(setting.model_dir), "scenario": str(file)}
     configuration = setting.folder / "run.json"
     configuration.write_text(json.dumps({**run, "out": str(setting.folder / "out")}))
-    return [sys.executable, "-m", "loadgen.run", "--config", str(configuration)]
+    return [sys.executable, "-P", "-m", "prefixwatch.loadgen.run", "--config", str(configuration)]
 
 
 def _read_loadgen(folder: Path) -> tuple[Floats, Floats]:

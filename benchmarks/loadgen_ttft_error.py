@@ -70,8 +70,8 @@ def gevent_client(url: str, streams: int, seconds: float) -> tuple[list[Answer],
     """The load generator's client, from WARM_SECONDS on."""
     import gevent  # noqa: PLC0415, only this client's process may load gevent
 
-    from loadgen.http_client import HttpClient, Target  # noqa: PLC0415
-    from loadgen.scenario import Timeouts  # noqa: PLC0415
+    from prefixwatch.loadgen.client.http_client import HttpClient, Target  # noqa: PLC0415
+    from prefixwatch.loadgen.scenario.model import Timeouts  # noqa: PLC0415
 
     client = HttpClient(Target.parse(url), Timeouts())
     head = client.head("/v1/chat/completions", {})

@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from loadgen.records import schema
-from loadgen.summary import RunFacts, build_summary, write_summary
+from prefixwatch.loadgen.grading.summary import RunFacts, build_summary, write_summary
+from prefixwatch.loadgen.request_log.records import schema
 
 POLICIES = ("round_robin", "cache_aware")
 OBJECTIVES = ["ttft", "tpot", "goodput", "availability"]
 _MEASURE = (
     "import resource, sys\n"
-    "from stack.cli import app\n"
+    "from prefixwatch.stack.cli.main import app\n"
     "try: app(sys.argv[1:])\n"
     "except SystemExit: pass\n"
     "scale = 1 if sys.platform == 'darwin' else 1024\n"
@@ -40,7 +40,7 @@ _ROWS = "import sys, pyarrow.parquet as pq; print('rows', len(pq.read_table(sys.
 
 
 def write_run(folder: Path, requests: int) -> None:
-    """A finished bench's folder with a log of so many requests, half of them under each policy."""
+    """A finished bench's folder with a log of this many requests, half of them under each policy."""
     rng = np.random.default_rng(0)
     tables = [_policy(policy, requests // len(POLICIES), rng) for policy in POLICIES]
     pq.write_table(pa.concat_tables(tables), folder / "requests.parquet")

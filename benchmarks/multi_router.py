@@ -2,7 +2,7 @@
 
     python -m benchmarks.multi_router [--policies a,b] [--routers 1,2,8] [--spread random] [--json | --markdown]
 
-Virtual time (`stack.multi_router`), so a busy machine changes nothing. 8 engines; 3,000 requests at 60 a second in 150
+Virtual time, so a busy machine changes nothing. 8 engines; 3,000 requests at 60 a second in 150
 groups that share 768 of 896 prompt tokens; an engine's cache holds about a quarter of the groups. Each request reaches
 a router at random. A policy that can read either kind of cache view has a row for each; one that keeps a memory of its
 own, or looks at nothing, has one.
@@ -22,14 +22,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from engines.model import EngineConfig
-from engines.step_time import StepTime
-from router.policies import POLICIES
-from stack.multi_router import Spread, simulate_routers
-from stack.simulate import SimulationResult
-from stack.simulated_router import ViewKind
-from stack.synthetic import SharedPrefixWorkload, shared_prefix_requests
-from stack.trace import SimulatedRequest
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.router.policies import POLICIES
+from prefixwatch.simulator.multi_router import Spread, simulate_routers
+from prefixwatch.simulator.result import SimulationResult
+from prefixwatch.simulator.router import ViewKind
+from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
+from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 WORKERS = 8
 WORKLOAD = SharedPrefixWorkload(
@@ -147,8 +147,10 @@ def _markdown(rows: Sequence[Row], routers: Sequence[int]) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--policies", default=",".join(POLICIES), help="by comma (default: every registered one)")
-    parser.add_argument("--routers", default="1,2,8", help="numbers of routers, by comma; the first is the baseline")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="comma-separated (default: all)")
+    parser.add_argument(
+        "--routers", default="1,2,8", help="numbers of routers, comma-separated; the first is the baseline"
+    )
     parser.add_argument("--spread", choices=("random", "round_robin"), default="random", help="requests over routers")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")

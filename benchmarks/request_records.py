@@ -24,17 +24,19 @@ import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry, Histogram
 
-from exporters.requests.ledger import ROUTER, RequestLedger
-from kvcache.blocks import block_hashes
-from kvcache.request_record import RequestRecord
-from router.config import RouterConfig
-from router.dispatch import Placement
-from router.exchange import Exchange, Outcome
-from router.ledger import Ticket
-from router.policy import Decision, RouteRequest, Worker
-from router.prompt import CHAT, Prompt
-from router.records import Recorder
-from router.request_log import RequestLog
+from prefixwatch.exporters.requests.ledger import ROUTER, RequestLedger
+from prefixwatch.kvcache.blocks import block_hashes
+from prefixwatch.kvcache.request_record import RequestRecord
+from prefixwatch.openai_api.answer import Usage
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.exchange.endpoints import CHAT
+from prefixwatch.router.exchange.exchange import Exchange, Outcome
+from prefixwatch.router.exchange.prompt import Prompt
+from prefixwatch.router.placement.dispatch import Placement
+from prefixwatch.router.placement.ledger import Ticket
+from prefixwatch.router.policy import Decision, RouteRequest, Worker
+from prefixwatch.router.records.recorder import Recorder
+from prefixwatch.router.records.request_log import RequestLog
 
 BLOCK_SIZE = 16
 
@@ -66,7 +68,8 @@ def router_cost(prompt_tokens: int, requests: int) -> RouterCost:
         tokens = np.concatenate([opening, tail])
         exchange = _exchange(number, tokens, prompt_tokens)
         placed.append(_cpu_us(partial(recorder.placed, exchange)))
-        exchange.watch.cached_tokens = len(opening) // BLOCK_SIZE * BLOCK_SIZE if number else 0
+        cached_tokens = len(opening) // BLOCK_SIZE * BLOCK_SIZE if number else 0
+        exchange.answer.usage = Usage(prompt_tokens, cached_tokens, 64)
         exchange.ended_at = 0.5
         ended.append(_cpu_us(partial(recorder.ended, exchange)))
     return RouterCost(prompt_tokens, median(placed), median(ended))
@@ -81,7 +84,6 @@ def _exchange(number: int, tokens: np.ndarray, prompt_tokens: int) -> Exchange:
     exchange.placement = Placement(request, decision, 0, 1e-5, 1e-5, Ticket(Worker("w"), 0.0, 0), (), None)  # type: ignore[arg-type]  # losses aren't looked at
     exchange.first_content_at, exchange.last_chunk_at = 0.2, 0.5
     exchange.outcome = Outcome.COMPLETED
-    exchange.watch.prompt_tokens, exchange.watch.output_tokens = prompt_tokens, 64
     return exchange
 
 
@@ -130,10 +132,10 @@ def _cpu_us(work: Callable[[], object]) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tokens", default="1024,4096,32768", help="prompt lengths, by comma")
+    parser.add_argument("--tokens", default="1024,4096,32768", help="prompt lengths, comma-separated")
     parser.add_argument("--requests", type=int, default=400, help="requests of each length")
     parser.add_argument("--records", type=int, default=20_000, help="records that the exporter counts")
-    parser.add_argument("--tenants", default="1,16,256", help="numbers of tenants, by comma")
+    parser.add_argument("--tenants", default="1,16,256", help="numbers of tenants, comma-separated")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()
     peer = peer_us()

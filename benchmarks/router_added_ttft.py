@@ -132,18 +132,18 @@ def _process(*arguments: str) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _bodies(words: int) -> Iterator[bytes]:
-    """Conversations of so many words: three quarters are a system prompt that all share."""
+    """Conversations of this many words: three quarters are a system prompt that all share."""
     vocabulary = ["time", "way", "year", "work", "day", "man", "world", "life", "hand", "part"]
     random_words = random.Random(1)
     shared = {"role": "system", "content": " ".join(random_words.choices(vocabulary, k=words * 3 // 4))}
     while True:
         own = {"role": "user", "content": " ".join(random_words.choices(vocabulary, k=words // 4))}
-        yield json.dumps({"model": "tiny", "stream": True, "max_tokens": 64, "messages": [shared, own]}).encode()
+        yield json.dumps({"model": "stamp", "stream": True, "max_tokens": 64, "messages": [shared, own]}).encode()
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Samples]:
     """Start the servers and run all rounds."""
-    from engines.tiny_model import make_tiny_model  # noqa: PLC0415, found once the checkout is on the path
+    from prefixwatch.engines.tiny_model import make_tiny_model  # noqa: PLC0415, found once the checkout is on the path
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = Path(folder) / "model"
@@ -156,7 +156,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Samples]:
             worker = {"name": "stamping", "url": engine}
             config = {"port": 0, "workers": [worker], "policy": {"name": policy}, "model_dir": str(model)}
             file.write_text(json.dumps(config))
-            targets[f"router {policy}"] = stack.enter_context(_process("-m", "router.app", "--config", str(file)))
+            targets[f"router {policy}"] = stack.enter_context(
+                _process("-m", "prefixwatch.router.serving.app", "--config", str(file))
+            )
         samples = {name: Samples() for name in targets}
         bodies, order = _bodies(arguments.prompt_words), random.Random(2)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

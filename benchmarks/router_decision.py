@@ -30,17 +30,17 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.tiny_model import make_tiny_model, words
-from kvcache.blocks import Hashes, Tokens, block_hashes
-from kvcache.index import BlockIndex
-from kvcache.tokenizer import Tokenizer
-from router.policies import POLICIES, make_policy
-from router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest, Worker
+from prefixwatch.engines.tiny_model import make_tiny_model, words
+from prefixwatch.kvcache.blocks import Hashes, Tokens, block_hashes
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.router.policies import POLICIES, make_policy
+from prefixwatch.router.policy import NO_TOKENS, Fleet, LoadReport, Policy, RouteRequest, Worker
 
 TEXT_TOKENS = 32_768
 BLOCK_SIZE = 16
 SYSTEM_SHARE = 8
-"""The system prompt is one part in so many of each prompt."""
+"""The system prompt is one part in this many of each prompt."""
 CONVERSATIONS = 240
 HOLDERS = 3
 BASELINE = "round_robin"
@@ -251,10 +251,10 @@ def _print(timings: Sequence[Timing]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--policies", default=",".join(QUICK), help="by comma, or 'all' (default: %(default)s)")
+    parser.add_argument("--policies", default=",".join(QUICK), help="comma-separated, or 'all' (default: %(default)s)")
     parser.add_argument("--decisions", type=int, default=400, help="decisions timed for each policy and size")
-    parser.add_argument("--workers", default="8,64,256", help="fleet sizes, by comma")
-    parser.add_argument("--tokens", default="4096,32768", help="prompt lengths, by comma")
+    parser.add_argument("--workers", default="8,64,256", help="fleet sizes, comma-separated")
+    parser.add_argument("--tokens", default="4096,32768", help="prompt lengths, comma-separated")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()
     cases = ALL if arguments.policies == "all" else arguments.policies.split(",")

@@ -1,13 +1,13 @@
 """A streaming server that costs next to nothing: fixed time to first token, fixed gaps, each event stamped.
 
-Speaks just enough HTTP/1.1 to be an engine: `POST` answers an event stream that ends with its usage, `GET` answers
-200, with a model list for who asks for one. The content of
+Speaks just enough HTTP/1.1 to be an engine: `POST` returns an event stream that ends with its usage, `GET` returns
+200, with a model list if one is requested. The content of
 every event is the monotonic clock (ns) at its sending, so a client on the same machine sees how late it arrives;
 the first event also carries `"srv": [request read, event sent]` in the same clock.
 
     python -m benchmarks.stamping_server --port 0 --ttft-ms 20 --itl-ms 10 --chunks 64 --log stamps.csv
 
-The log holds a line a finished answer: request read, first event sent, last event sent, in ns. It is written when
+The log holds one line per finished answer: request read, first event sent, last event sent, in ns. It is written when
 the server is terminated.
 """
 

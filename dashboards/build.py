@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dashboards.classic import SCRAPE_INTERVALS, classic
-from dashboards.definition import shipped
-from dashboards.manifest import manifest
-from dashboards.provisioning import config_map, dashboard_provider, datasource, dumped
+from prefixwatch.dashboards.definition import shipped
+from prefixwatch.dashboards.grafana.classic import SCRAPE_INTERVALS, classic
+from prefixwatch.dashboards.grafana.manifest import manifest
+from prefixwatch.dashboards.grafana.provisioning import config_map, dashboard_provider, datasource, dumped
 
 RUNBOOKS = "runbooks"
 """As the alerts' `runbook_url`: the folder in the repository, or where you serve it."""

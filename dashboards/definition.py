@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from documents import DocumentError, load
+from prefixwatch.documents import DocumentError, load
 
 FOLDER = Path(__file__).parent / "definitions"
 ORDER = (
@@ -28,6 +28,9 @@ ORDER = (
 )
 """In the order of a diagnosis."""
 
+EVERYWHERE = ("cluster", "job", "model")
+"""Variables of every dashboard."""
+
 Kind = Literal["stat", "timeseries", "bargauge", "table", "heatmap"]
 Unit = Literal[
     "percentunit", "s", "short", "tokens", "blocks", "requests", "reqps", "tokens/s", "per minute", "currencyUSD",
@@ -40,7 +43,7 @@ class _Strict(BaseModel):
 
 
 class Query(_Strict):
-    """One PromQL query of a panel, with the macros of `dashboards.expressions` and without any filter."""
+    """One PromQL query of a panel, with the macros of `dashboards.queries.expressions` and without any filter."""
 
     expr: str = Field(min_length=1)
     legend: str = Field(description="the series' name, e.g. {{target}}; of a table the column's")
@@ -88,7 +91,6 @@ class Panel(_Strict):
     minimum: float | None = Field(default=None, alias="min")
     maximum: float | None = Field(default=None, alias="max")
     stacked: bool = False
-    today: bool = Field(default=False, description="whether it shows the day so far, whatever time is chosen")
     sort: Sorted | None = Field(default=None, description="of a table; the answer to its question comes first")
     labels_only: bool = Field(default=False, description="whether a table leaves its value out, which is always 1")
     logarithmic: bool = Field(default=False, description="whether the value axis is")
@@ -105,7 +107,7 @@ class Dashboard(_Strict):
     title: str
     about: str
     groups: list[str] = Field(default=[], description="groups of alerts that are marked in its panels")
-    variables: list[Literal["model", "worker", "tenant"]] = []
+    variables: list[Literal["worker", "tenant"]] = Field(default=[], description="besides those of every dashboard")
     rows: list[Row] = Field(min_length=1)
 
     @property

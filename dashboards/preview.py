@@ -16,16 +16,16 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from dashboards.asked import Asked, Shown, asked_by
-from dashboards.build import RUNBOOKS
-from dashboards.classic import classic
-from dashboards.definition import shipped
-from dashboards.look import METRIC_GONE
-from dashboards.prometheus import Prometheus, QueryRefusedError, Series
+from prefixwatch.alerts.prometheus import Prometheus, QueryRefusedError, Series
+from prefixwatch.dashboards.build import RUNBOOKS
+from prefixwatch.dashboards.definition import shipped
+from prefixwatch.dashboards.grafana.appearance import METRIC_GONE
+from prefixwatch.dashboards.grafana.classic import classic
+from prefixwatch.dashboards.queries.inventory import Asked, Shown, asked_by
 
 _TICKS = {"percentunit": ".0%", "currencyUSD": "$~g", "s": "~s"}
 _LONG = ((2 * 86_400, 86_400, "d"), (2 * 3_600, 3_600, "h"), (2 * 60, 60, "min"), (1, 1, "s"))
-"""From so many seconds on a duration is told in so many seconds, called so; below in ms."""
+"""From this many seconds on a duration is written in units of this many, with this name; below in ms."""
 _COLOURS = {"red": "#a8380b", "orange": "#8a5a00", "green": "#006b4c", "text": "inherit"}
 """Dark enough to be read on white."""
 _STYLE = """
@@ -42,7 +42,7 @@ Answers = Mapping[tuple[str, str], Sequence[Series]]
 
 
 async def preview(prometheus: Prometheus, shown: Shown, names: Sequence[str] = ()) -> dict[str, str]:
-    """Texts by file name: an index, a page a dashboard, Plotly itself. Raises KeyError for an unknown dashboard."""
+    """Texts by file name: an index, one page per dashboard, Plotly itself. Raises KeyError for an unknown dashboard."""
     models = {name: classic(shipped()[name], RUNBOOKS) for name in names or shipped()}
     pages = {}
     for name, model in models.items():
@@ -60,7 +60,7 @@ async def _answers(prometheus: Prometheus, shown: Shown, asked: Sequence[Asked])
     now = time.time()
 
     async def one(query: Asked) -> Sequence[Series]:
-        expr = shown.query(query, now)
+        expr = shown.expanded(query.expr)
         try:
             if query.kind == "instant":
                 return await prometheus.instant(expr, now)
@@ -94,7 +94,9 @@ def _panel(panel: Mapping[str, Any], answers: Answers) -> str:
     about = html.escape(panel["description"].split("\n\n")[0])
     if not named:
         body = f'<div class="none">{html.escape(panel["fieldConfig"]["defaults"]["noValue"])}</div>'
-    elif panel["type"] in {"timeseries", "heatmap"}:
+    elif panel["type"] == "heatmap" and all("le" in series.labels for _, series in named):
+        body = _heatmap(panel, named)
+    elif panel["type"] in {"timeseries", "heatmap"}:  # of a native histogram its rate
         body = _lines(panel, named)
     else:
         body = _values(panel, named)
@@ -119,6 +121,24 @@ def _lines(panel: Mapping[str, Any], named: Sequence[tuple[str, Series]]) -> str
     suffix = "s" if unit == "s" else "" if unit in _TICKS else f" {_unit_name(unit)}".rstrip()
     figure.update_yaxes(range=[defaults.get("min"), defaults.get("max")], ticksuffix=suffix)
     figure.update_yaxes(tickformat=_TICKS.get(unit, ",.6~g"))
+    drawn: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
+    return drawn
+
+
+def _heatmap(panel: Mapping[str, Any], named: Sequence[tuple[str, Series]]) -> str:
+    """Of a histogram's buckets, which are cumulative: what each holds beyond the one below it."""
+    buckets = sorted((float(series.labels["le"]), series) for _, series in named)
+    times = sorted({at for _, series in buckets for at, _ in series.points})
+    below, rows = dict.fromkeys(times, 0.0), []
+    for _, series in buckets:
+        upto = dict(series.points)
+        rows.append([max(upto.get(at, below[at]) - below[at], 0.0) for at in times])
+        below = {at: upto.get(at, below[at]) for at in times}
+    unit = panel["options"]["yAxis"].get("unit", "")
+    names = [f"≤ {_figure(bound, unit)}" for bound, _ in buckets]
+    figure = go.Figure(go.Heatmap(x=[at * 1000 for at in times], y=names, z=rows, colorscale="Viridis"))
+    figure.update_layout(height=panel["gridPos"]["h"] * 30, margin={"l": 40, "r": 8, "t": 8, "b": 24})
+    figure.update_xaxes(type="date")
     drawn: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
     return drawn
 
@@ -175,9 +195,6 @@ def _text(panel: Mapping[str, Any], series: Series, column: str = "") -> str:
     defaults, value = panel["fieldConfig"]["defaults"], _newest(series)
     if value is None:
         return METRIC_GONE
-    for each in defaults["mappings"]:
-        if each["type"] == "value" and f"{value:g}" in each["options"]:
-            return str(each["options"][f"{value:g}"]["text"])
     text = html.escape(_figure(value, _own_unit(panel, column) or defaults["unit"]))
     steps = [step for step in defaults["thresholds"]["steps"] if step["value"] is None or step["value"] <= value]
     return f'<span style="color:{_COLOURS[steps[-1]["color"]]}">{text}</span>'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prefixwatch.documents.errors import InputError
 
-class EngineError(Exception):
+
+class EngineError(InputError):
     """An engine, or a process beside the engines, can't be installed, started or used."""

@@ -18,11 +18,12 @@ from typing import Any, Literal
 import aiohttp
 from pydantic import ValidationError
 
-from engines import vllm_cpu, vllm_server
-from engines.errors import EngineError
-from engines.process import ManagedProcess, free_ports
-from engines.simulated_config import SimulatedEngineConfig
-from engines.vllm_server import KvEventEndpoints, VllmOptions
+from prefixwatch.engines.errors import EngineError
+from prefixwatch.engines.process import ManagedProcess, free_ports, stop_all
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
+from prefixwatch.engines.vllm import install as vllm_cpu
+from prefixwatch.engines.vllm import server as vllm_server
+from prefixwatch.engines.vllm.server import KvEventEndpoints, VllmOptions
 
 EngineKind = Literal["vllm", "simulated"]
 
@@ -54,16 +55,20 @@ class EngineHandle:
         return self.kv_events.replay
 
 
-async def start_vllm(count: int, model_dir: Path, log_dir: Path, **options: Any) -> list[EngineHandle]:
+async def start_vllm(
+    count: int, model_dir: Path, log_dir: Path, each: Sequence[Mapping[str, Any]] = (), **options: Any
+) -> list[EngineHandle]:
     """Starts vLLM engines (fields of VllmOptions as keywords) and waits until all are ready: tens of seconds.
 
+    `each` has further options of the first engine, the second, …
     Raises EngineError if vLLM isn't installed, an option doesn't fit, or an engine fails; none is left then.
     """
-    settings = _vllm_options(options)
+    own_settings = [_vllm_options({**options, **own}) for own in _of_each(each, count)]
     python = vllm_cpu.require().python
     environment = vllm_server.environment(os.environ)
 
     def launch(name: str, port: int, events: KvEventEndpoints) -> EngineHandle:
+        settings = own_settings[_number(name)]
         command = vllm_server.command(python, model_dir, name, port=port, events=events, options=settings)
         process = ManagedProcess(name, [*_BEHIND_THE_CLIENT, *command], log_dir / f"{name}.log", environment)
         url = f"http://127.0.0.1:{port}"
@@ -72,9 +77,12 @@ async def start_vllm(count: int, model_dir: Path, log_dir: Path, **options: Any)
     return await _start(count, "vllm", launch)
 
 
-async def start_simulated(count: int, model_dir: Path, log_dir: Path, **options: Any) -> list[EngineHandle]:
+async def start_simulated(
+    count: int, model_dir: Path, log_dir: Path, each: Sequence[Mapping[str, Any]] = (), **options: Any
+) -> list[EngineHandle]:
     """Starts simulated engines (fields of SimulatedEngineConfig as keywords) and waits until all are ready.
 
+    `each` has further options of the first engine, the second, …
     Each one's configuration is left beside its log. Raises EngineError if an option doesn't fit or an engine
     fails; none is left then.
     """
@@ -87,11 +95,11 @@ async def start_simulated(count: int, model_dir: Path, log_dir: Path, **options:
             "replay_endpoint": events.replay,
             "kv_events_topic": f"kv@{name}",
         }
-        config = _simulated_config({**options, **own})
+        config = _simulated_config({**options, **_of_each(each, count)[_number(name)], **own})
         log_dir.mkdir(parents=True, exist_ok=True)
         config_file = log_dir / f"{name}.json"
         config_file.write_text(config.model_dump_json(indent=1) + "\n")
-        command = [sys.executable, "-m", "engines.simulated", "--config", str(config_file)]
+        command = [sys.executable, "-P", "-m", "prefixwatch.engines.simulated.server", "--config", str(config_file)]
         process = ManagedProcess(name, command, log_dir / f"{name}.log")
         url = f"http://127.0.0.1:{port}"
         return EngineHandle(name, "simulated", url, config.served_model_name, config.block_size, events, process)
@@ -99,8 +107,16 @@ async def start_simulated(count: int, model_dir: Path, log_dir: Path, **options:
     return await _start(count, "simulated", launch)
 
 
+def _of_each(each: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    return [*each, *({} for _ in range(count - len(each)))]
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
 async def restart(handle: EngineHandle) -> EngineHandle:
-    """Kills the engine if it still runs, starts it anew on the same port and event endpoints, waits until it is ready.
+    """Kills the engine if it still runs, starts it again on the same port and event endpoints, waits until it is ready.
 
     Raises EngineError if it fails; it is stopped then.
     """
@@ -115,7 +131,7 @@ async def restart(handle: EngineHandle) -> EngineHandle:
 
 async def stop(handles: Sequence[EngineHandle]) -> None:
     """Stops them all at once; ones already gone are no error."""
-    await asyncio.gather(*(asyncio.to_thread(handle.process.stop) for handle in handles))
+    await asyncio.to_thread(stop_all, [handle.process for handle in handles])
 
 
 async def reset_caches(handles: Sequence[EngineHandle]) -> None:

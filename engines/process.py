@@ -1,8 +1,8 @@
 """Processes that this program starts and answers for: engines, and what else a local stack runs beside them.
 
-Each runs in a process group of its own, because engines have children that outlive a killed parent (vLLM's
-core processes do), and its output goes to a file, which every failure message names and quotes. Groups are
-stopped when the interpreter exits, and by a guardian process when it is killed.
+Each runs in its own process group, because engines have children that outlive a killed parent (vLLM's core processes
+do), and its output goes to a file, which every failure message names and quotes. Groups are stopped when the
+interpreter exits, and by a guardian process if it is killed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
 
-from engines import guardian
-from engines.errors import EngineError
+from prefixwatch.engines import guardian
+from prefixwatch.engines.errors import EngineError
 
 _POLL_SECONDS = 0.1
 _KILL_SECONDS = 5.0
+STOP_GRACE_SECONDS = 6.0
 _QUOTED_LINES = 15
 _QUOTED_BYTES = 16_384
 
 
 class ProcessFailed(EngineError):
-    """A process didn't start, ended on its own, or never got ready. The message stands on its own."""
+    """A process didn't start, ended on its own, or never got ready. The message needs no context."""
 
 
 class ManagedProcess:
@@ -90,7 +92,7 @@ class ManagedProcess:
         return ManagedProcess(self.name, self._command, self.log_file, self._environment)
 
     def describe(self) -> str:
-        """The process and what became of it, in words."""
+        """The process and how it ended, in words."""
         code = self.exit_code
         if code is None:
             return f"{self.name} is running (pid {self.pid})"
@@ -116,7 +118,10 @@ class ManagedProcess:
             return log.read().decode(errors="replace").splitlines()[-lines:]
 
     async def wait_ready(self, url: str, timeout_seconds: float) -> None:
-        """Returns once `url` answers 200. Raises ProcessFailed when the process ends first or time runs out."""
+        """Returns once this process answers 200 at `url`. Raises ProcessFailed if it ends first or time runs out.
+
+        An answer of somebody else who listens on that port doesn't count.
+        """
         deadline = time.monotonic() + timeout_seconds
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while True:
@@ -124,20 +129,29 @@ class ManagedProcess:
                     raise self.failure(f"{self.describe()} before it was ready")
                 answer = await _answer(session, url)
                 if answer == "200":
-                    return
+                    if await asyncio.to_thread(self._listens_on, urlsplit(url).port):
+                        return
+                    answer = "200, but from another process that listens on this port"
                 if time.monotonic() >= deadline:
                     raise self.failure(
                         f"{self.name} wasn't ready after {timeout_seconds:g} s ({url} answered: {answer})"
                     )
                 await asyncio.sleep(_POLL_SECONDS)
 
-    def stop(self, grace_seconds: float = 10.0) -> None:
+    def _listens_on(self, port: int | None) -> bool:
+        """Whether a process of the group does; True if the system doesn't let us look."""
+        members = list(group_members(self.pid))
+        try:
+            connections = [one for member in members for one in member.net_connections("tcp")]
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:
+            return True
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+
+    def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Ends the whole group: SIGTERM, and SIGKILL for what is left after the grace. Safe to call again."""
-        if self._stopped:
-            return
-        self._signal(signal.SIGTERM)
-        self._wait_gone(grace_seconds)
-        self.kill()
+        stop_all([self], grace_seconds)
 
     def kill(self) -> None:
         """Ends the whole group at once with SIGKILL."""
@@ -149,10 +163,20 @@ class ManagedProcess:
         self._stopped = True
         _unwatch(self)
 
+    def pause(self) -> None:
+        """Stops the whole group where it is, until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused group go on."""
+        self._signal(signal.SIGCONT)
+
     def _wait_gone(self, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
+        pause = 0.02
         while self._group_lives() and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.25)  # looking for members reads every process of the machine
 
     def _signal(self, number: signal.Signals) -> None:
         # macOS answers EPERM where only zombies are left in the group
@@ -163,7 +187,25 @@ class ManagedProcess:
         """Whether any member still runs; zombies that nobody has reaped don't count."""
         if self.alive:
             return True
+        try:
+            os.killpg(self.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
         return any(True for _ in group_members(self.pid))
+
+
+def stop_all(processes: Iterable[ManagedProcess], grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+    """Ends these groups at the same time, with one grace for all of them; ones already gone are no error."""
+    running = [process for process in processes if not process._stopped]
+    for process in running:
+        process._signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace_seconds
+    for process in running:
+        process._wait_gone(deadline - time.monotonic())
+    for process in running:
+        process._signal(signal.SIGKILL)
+    for process in running:
+        process.kill()
 
 
 def group_members(group: int) -> Iterator[psutil.Process]:
@@ -200,18 +242,40 @@ async def _answer(session: aiohttp.ClientSession, url: str) -> str:
 
 
 _watched: set[ManagedProcess] = set()
+_guarded: set[int] = set()
+"""Process groups on the guardian's list, those of `_watched` among them."""
 _guardian_lock = threading.Lock()
 _guardian: subprocess.Popen[str] | None = None
 
 
 def _watch(process: ManagedProcess) -> None:
     _watched.add(process)
-    _tell_guardian(f"+{process.pid}\n")
+    _guard(process.pid)
 
 
 def _unwatch(process: ManagedProcess) -> None:
     _watched.discard(process)
-    _tell_guardian(f"-{process.pid}\n")
+    _unguard(process.pid)
+
+
+@contextlib.contextmanager
+def guarded(group: int) -> Iterator[None]:
+    """The guardian ends this process group if this interpreter dies meanwhile, even by SIGKILL."""
+    _guard(group)
+    try:
+        yield
+    finally:
+        _unguard(group)
+
+
+def _guard(group: int) -> None:
+    _guarded.add(group)
+    _tell_guardian(f"+{group}\n")
+
+
+def _unguard(group: int) -> None:
+    _guarded.discard(group)
+    _tell_guardian(f"-{group}\n")
 
 
 def _tell_guardian(line: str) -> None:
@@ -227,7 +291,7 @@ def _tell_guardian(line: str) -> None:
                 text=True,
                 start_new_session=True,
             )
-            line = "".join(f"+{process.pid}\n" for process in _watched)
+            line = "".join(f"+{group}\n" for group in _guarded)
         assert _guardian.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             _guardian.stdin.write(line)
@@ -236,11 +300,6 @@ def _tell_guardian(line: str) -> None:
 
 @atexit.register
 def _stop_all() -> None:
-    """SIGTERM to every group, then one grace for all of them."""
-    for process in _watched:
-        process._signal(signal.SIGTERM)
-    deadline = time.monotonic() + guardian.GRACE_SECONDS
-    for process in list(_watched):
-        process.stop(grace_seconds=max(0.0, deadline - time.monotonic()))
+    stop_all(list(_watched), guardian.GRACE_SECONDS)
     if _guardian is not None:
         _guardian.communicate()

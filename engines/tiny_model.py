@@ -1,7 +1,7 @@
 """A small model made on the spot: its own tokenizer, chat template and random weights, no download.
 
-It stands in for a real model wherever only the serving matters. The tokenizer is a byte-level BPE trained
-until every word of `kvcache/words.txt` is one token, so that prompts of an exact length can be put
+It replaces a real model wherever only the serving matters. The tokenizer is a byte-level BPE trained
+until every word of `kvcache/prompts/words.txt` is one token, so that prompts of an exact length can be put
 together from plain words, and any other text still encodes. The weights are a Llama of about six million
 bfloat16 parameters, equal wherever they are made, so that engines which load them agree. Output is always
 words: the rows of the output layer that belong to control tokens and to bytes above ASCII are zero and the
@@ -22,8 +22,8 @@ import numpy.typing as npt
 from platformdirs import user_cache_path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engines.errors import EngineError
-from kvcache.words import words
+from prefixwatch.engines.errors import EngineError
+from prefixwatch.kvcache.prompts.words import words
 
 __all__ = ["MODEL_NAME", "default_model_dir", "make_tiny_model", "words"]
 

@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager, contextmanager
 
 from aiohttp import web
 
-from documents import DocumentError
-from exporters.config import ExporterConfig, split_listen
-from exporters.errors import ExporterError
-from exporters.exporter import Exporter
-from exporters.http.redact import shown_url
-from exporters.http.web_config import WebSecurity
-from exporters.metrics_text import render
-from exporters.pages import web_app
+from prefixwatch.documents.errors import InputError
+from prefixwatch.exporters.config import ExporterConfig, split_listen
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.http.redact import shown_url
+from prefixwatch.exporters.http.web_config import WebSecurity
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.web import web_app
 
 _log = logging.getLogger("prefixwatch.exporter")
 
@@ -31,7 +31,7 @@ _CERTIFICATES_EVERY_SECONDS = 30.0
 
 
 class Reloader:
-    """Takes a new configuration when it is a good one, and goes on with the old one when it isn't."""
+    """Applies a new configuration if it is valid, and keeps the old one if it isn't."""
 
     def __init__(
         self, exporter: Exporter, load: Callable[[], ExporterConfig] | None, security: WebSecurity | None
@@ -42,7 +42,7 @@ class Reloader:
         self._turn = asyncio.Lock()
 
     async def reload(self) -> str:
-        """Read the files again; what was wrong, empty when the new configuration is in use."""
+        """Read the files again. Returns what was wrong, empty when the new configuration is in use; never raises."""
         async with self._turn:
             problem = await self._try()
         self._exporter.service.reload_problem = problem
@@ -53,7 +53,7 @@ class Reloader:
         return problem
 
     async def keep_certificates_fresh(self) -> None:
-        """Take the web configuration and its certificates again when they change: nobody reloads for a renewal."""
+        """Reload when the web configuration or one of its certificates changes: renewals happen without a signal."""
         while self._security:
             await asyncio.sleep(_CERTIFICATES_EVERY_SECONDS)
             if await asyncio.to_thread(self._security.changed):
@@ -66,8 +66,11 @@ class Reloader:
             await self._exporter.reconfigure(config)
             if self._security and prepared:
                 self._security.use(prepared)
-        except (DocumentError, ExporterError) as error:
+        except (InputError, OSError) as error:
             return str(error)
+        except Exception as error:  # a bug met by one file must not end the process's ability to reload
+            _log.exception("reload ended by a fault of the exporter")
+            return f"{type(error).__name__}: {error}; the exporter's log has more"
         return ""
 
 
@@ -125,7 +128,7 @@ async def serve(
     load: Callable[[], ExporterConfig] | None = None,
     security: WebSecurity | None = None,
 ) -> None:
-    """Scrape and serve until cancelled; `ready` is told the address once it is listened on. SIGHUP reloads.
+    """Scrape and serve until cancelled; `ready` gets the address once it is listened on. SIGHUP reloads.
 
     Raises ExporterError when it can't be.
     """
@@ -165,7 +168,7 @@ async def once(config: ExporterConfig) -> tuple[str, list[str]]:
     try:
         await exporter.open()
         await exporter.scrape_all()
-        text = render(exporter.targets, "", exporter.sources, exporter.departed.holders())[0].decode()
+        text = render(exporter.targets, "", exporter.sources, exporter.fleet.retired.holders())[0].decode()
     finally:
         await exporter.close()
     failed = [

@@ -10,14 +10,17 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
-from exporters.caches.prefix_names import NamedPrefix
-from exporters.discovery.config import ScrapeConfig
-from exporters.errors import ExporterError
-from exporters.http.client_config import ClientConfig, Duration, Strict
-from exporters.logs import LogFormat, LogLevel
-from exporters.probes.config import ProbeConfig
-from exporters.requests.settings import Pricing, RequestSettings
-from exporters.spans.config import OtlpConfig
+from prefixwatch.documents.durations import Duration
+from prefixwatch.exporters.caches.prefix_names import NamedPrefix
+from prefixwatch.exporters.discovery.config import ScrapeConfig
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.http.client_config import ClientConfig, Strict
+from prefixwatch.exporters.logs import LogFormat, LogLevel
+from prefixwatch.exporters.probes.config import ProbeConfig
+from prefixwatch.exporters.requests.config import Pricing, RequestSettings
+from prefixwatch.exporters.scaling.config import ScalingSettings
+from prefixwatch.exporters.spans.config import OtlpConfig
+from prefixwatch.kvcache.events.endpoints import check_endpoints, endpoint_list
 
 Settings = TypeVar("Settings", bound="ExporterSettings")
 
@@ -30,21 +33,39 @@ class TargetConfig(ClientConfig):
     """One endpoint to scrape."""
 
     name: str = Field(min_length=1, description="what the target is called in all metrics")
-    url: str
-    """The metrics page; `/metrics` is added to an address without a path."""
-    system: str | None = None
-    """The catalogue's name for it; told from the text when not given."""
-    model: str | None = Field(default=None, description="the model's name where the system doesn't know it")
+    url: str = Field(description="the metrics page; `/metrics` is added to an address without a path")
+    system: str | None = Field(
+        default=None, description="the catalogue's name for it; default: detected from the page's content"
+    )
+    model: str | None = Field(default=None, description="the model it serves, where its page doesn't name it")
+    role: str = Field(default="", description="prefill or decode, where the two are split and the page doesn't say")
+    pool: str = Field(default="", description="the pool of workers it belongs to; only its peers are compared with it")
+    namespace: str = Field(default="", description="the Kubernetes namespace, or another division of your own")
+    cluster: str = Field(default="", description="the cluster it runs in")
+    layers: tuple[str, ...] = Field(
+        default=(),
+        description="parts whose families should be on its page besides its own, such as lmcache or nixl; a silent one "
+        "raises layer_silent",
+    )
     ranks: int | None = Field(
         default=None, gt=0, description="how many GPU processes should report on this page; fewer raise ranks_missing"
     )
-    kv_events: str | None = None
-    """Where its KV events come from: tcp://host:5557 to connect to a publisher, tcp://*:5557 to be connected to."""
-    kv_replay: str | None = None
-    """Where the engine sends past KV events again, e.g. tcp://host:5558."""
+    kv_events: tuple[str, ...] = Field(
+        default=(),
+        description="where its KV events come from: tcp://host:5557 to connect to a publisher, tcp://*:5557 to be "
+        "connected to; one endpoint, or a list with one per data-parallel rank",
+    )
+    kv_replay: tuple[str, ...] = Field(
+        default=(),
+        description="where the engine sends past KV events again, e.g. tcp://host:5558; one per endpoint of kv_events",
+    )
     zone: str = Field(default="", description="where the worker stands, to tell placements and sessions that leave it")
     node: str = Field(default="", description="the machine it runs on")
-    labels: dict[str, str] = Field(default={}, description="what discovery knows of it; shown in the fleet API")
+    labels: dict[str, str] = Field(
+        default={},
+        description="labels from discovery, shown in the fleet API; model, role, pool, namespace and cluster count as "
+        "the keys of that name",
+    )
 
     @field_validator("url")
     @classmethod
@@ -61,12 +82,23 @@ class TargetConfig(ClientConfig):
             raise ValueError("the URL holds a user name or password: put them into basic_auth of a configuration file")
         return parts._replace(path=parts.path if parts.path.strip("/") else "/metrics").geturl()
 
+    @field_validator("kv_events", "kv_replay", mode="before")
+    @classmethod
+    def _endpoint_list(cls, given: Any) -> Any:
+        return endpoint_list(given)
+
     @field_validator("kv_events", "kv_replay")
     @classmethod
-    def _zmq_endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None and not _ZMQ_ENDPOINT.fullmatch(endpoint):
-            raise ValueError(f"'{endpoint}' is not a ZMQ endpoint such as tcp://host:5557")
-        return endpoint
+    def _zmq_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
+        for endpoint in endpoints:
+            if not _ZMQ_ENDPOINT.fullmatch(endpoint):
+                raise ValueError(f"'{endpoint}' is not a ZMQ endpoint such as tcp://host:5557")
+        return endpoints
+
+    @model_validator(mode="after")
+    def _one_stream_per_rank(self) -> Self:
+        check_endpoints(self.kv_events, self.kv_replay)
+        return self
 
 
 class Limits(Strict):
@@ -105,7 +137,7 @@ class ExporterSettings(Strict):
     kv_bytes_per_token: float | None = Field(
         default=None, gt=0, description="KV cache of one token, all layers and heads; for the break-even of transfers"
     )
-    prefixes: tuple[NamedPrefix, ...] = ()
+    prefixes: tuple[NamedPrefix, ...] = Field(default=(), description="prompt openings that have a name in metrics")
     """Openings of prompts that are called by name."""
     prefix_secret: SecretStr | None = Field(
         default=None, description="keeps the names of all other prefixes the same after a restart, and in each exporter"
@@ -115,7 +147,22 @@ class ExporterSettings(Strict):
     )
     otlp: OtlpConfig | None = Field(default=None, description="take GenAI spans at POST /v1/traces")
     probes: ProbeConfig | None = Field(default=None, description="send probes of our own")
+    scaling: ScalingSettings = Field(
+        default=ScalingSettings(), description="advice on the number of workers, and on which of them may go"
+    )
+    state_file: Path | None = Field(
+        default=None, description="where to keep what was read and counted, so that a restart loses and repeats nothing"
+    )
+    shard: str | None = Field(
+        default=None, description="INDEX/COUNT: scrape only this share of the targets, e.g. 0/3, 1/3 and 2/3"
+    )
     catalogue: Path | None = Field(default=None, description="folder with catalogue files (*.yaml) of one's own")
+
+    @field_validator("shard")
+    @classmethod
+    def _is_shard(cls, shard: str | None) -> str | None:
+        split_shard(shard)
+        return shard
 
     @field_validator("listen")
     @classmethod
@@ -154,6 +201,14 @@ class ExporterConfig(ExporterSettings):
         return self
 
 
+def split_shard(shard: str | None) -> tuple[int, int]:
+    """Index and count of `INDEX/COUNT`, from 0; (0, 1) without one. Raises ValueError."""
+    index, slash, count = (shard or "0/1").partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ValueError(f"'{shard}' is not INDEX/COUNT with an index below the count, such as 0/3")
+    return int(index), int(count)
+
+
 def split_listen(listen: str) -> tuple[str, int]:
     """Host and port of HOST:PORT (an IPv6 host in brackets). Raises ValueError."""
     host, colon, port = listen.rpartition(":")
@@ -165,11 +220,11 @@ def split_listen(listen: str) -> tuple[str, int]:
 def config_from_flags(targets: Sequence[str], kv_events: Sequence[str] = (), **settings: Any) -> ExporterConfig:
     """A configuration from `[NAME=]URL` targets and `[NAME=]URL` KV-event endpoints.
 
-    Endpoints without a name go to the targets in their order. Settings that are None keep their defaults.
-    Raises ExporterError naming the flag that is wrong.
+    Endpoints without a name go to the targets in their order; a name that repeats gives its target one endpoint per
+    rank. Settings that are None keep their defaults. Raises ExporterError naming the flag that is wrong.
     """
     named = [_named(given) for given in targets]
-    endpoints: dict[str, str] = {}
+    endpoints: dict[str, list[str]] = {name: [] for name, _ in named}
     for position, given in enumerate(kv_events):
         name, url = _split_name(given)
         if name is None:
@@ -178,8 +233,10 @@ def config_from_flags(targets: Sequence[str], kv_events: Sequence[str] = (), **s
             name = named[position][0]
         if name not in dict(named):
             raise ExporterError(f"--kv-events {given}: no target is called '{name}'")
-        endpoints[name] = url
-    rows = [{"name": name, "url": url, "kv_events": endpoints.get(name)} for name, url in named]
+        if url in endpoints[name]:
+            raise ExporterError(f"--kv-events {given}: given twice; list each rank's endpoint once")
+        endpoints[name] += endpoint_list(url)
+    rows = [{"name": name, "url": url, "kv_events": endpoints[name]} for name, url in named]
     given_settings = {key: value for key, value in settings.items() if value is not None}
     return validated({"targets": rows, **given_settings}, "command line")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prefixwatch.documents.errors import InputError
 
-class ExporterError(Exception):
+
+class ExporterError(InputError):
     """Wrong input. The message names the file, field or target, and the remedy."""

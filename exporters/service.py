@@ -8,8 +8,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from exporters.discovery.manager import Discovery
-from exporters.families import counter, gauge
+from prefixwatch.exporters.discovery.manager import Discovery
+from prefixwatch.exporters.metrics_page.rows import rows
 
 
 @dataclass(slots=True)
@@ -25,13 +25,13 @@ class ServiceSource:
     name: str = "service"
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
-        found = gauge("discovered_targets")
+        found = rows("discovered_targets")
         for discovery, count in self._found().items():
             found.add_metric([discovery], count)
-        failures = counter("discovery_failures")
+        failures = rows("discovery_failures")
         for discovery, count in self.discovery.failures.items():
             failures.add_metric([discovery], count)
-        reloaded = gauge("config_last_reload_successful")
+        reloaded = rows("config_last_reload_successful")
         reloaded.add_metric([], float(not self.reload_problem))
         return [found, failures, reloaded]
 

@@ -16,7 +16,7 @@ class Source(Protocol):
         """Its section in the fleet API."""
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
-        """Its families, all of `exporters.families`; those without samples are left out of the page."""
+        """Its families, all of `exporters.metrics_page.families`; those without samples are left out of the page."""
 
     def document(self, now_seconds: float) -> Mapping[str, Any]:
         """Its section of the fleet API; what isn't known is absent, with the reason under `absent`."""

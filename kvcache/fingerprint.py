@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvcache.blocks import DEFAULT_BLOCK_SIZE, Tokens, block_hashes, namespace_root
-from kvcache.tokenizer import Tokenizer, TokenizerError
+from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE, Tokens, block_hashes, namespace_root
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer, TokenizerError
 
 _CONTINUATIONS = ("Hello, can you help me?", "1234567890", "ärgerlich 漢字", "  zebra")
 """Texts that begin in different ways: a tokenizer may melt the opening's last characters with what follows."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from kvcache.token_arrays import Hashes
+from prefixwatch.kvcache.blocks import Hashes
 
 
 class PredictionCause(StrEnum):
-    """What became of a prediction. The first that applies, in this order."""
+    """The outcome of a prediction. The first that applies, in this order."""
 
     NOT_REPORTED = "not_reported"
     """The engine didn't say how many tokens it reused."""
@@ -34,6 +34,9 @@ class PredictionCause(StrEnum):
     """Less than predicted for no reason known here: as a rule a history that remembers what the engine has evicted."""
     CONCURRENT_HIT = "concurrent_hit"
     """More than predicted; the first block beyond the prediction was being computed there by another request."""
+    PARTLY_READABLE = "partly_readable"
+    """More than predicted; the prompt has images or other content whose tokens only the engine knows, and all that
+    could be predicted was there."""
     UNDER_CREDITED = "under_credited"
     """More than predicted for no reason known here: as a rule events that came late, or a history that forgot."""
 
@@ -46,12 +49,13 @@ def prediction_cause(
     computing_tokens: int = 0,
     cleared: bool = False,
     evicted: bool = False,
+    readable_tokens: int | None = None,
 ) -> PredictionCause:
-    """What became of a prediction, `delivered_tokens` being what the engine reports as reused.
+    """The outcome of a prediction, `delivered_tokens` being what the engine reports as reused.
 
     `computing_tokens`: how much of the prompt's opening requests without a first token were computing at that worker
     when the decision was made. `cleared`, `evicted`: the cache was dropped, blocks were removed, between the decision
-    and the first token.
+    and the first token. `readable_tokens`: how much of the prompt's opening is known token by token, if not all of it.
     """
     if delivered_tokens is None:
         return PredictionCause.NOT_REPORTED
@@ -61,7 +65,10 @@ def prediction_cause(
         return PredictionCause.EXACT if delivered_tokens == predicted_tokens else PredictionCause.WITHIN_BLOCK
     concurrent = computing_tokens > min(delivered_tokens, predicted_tokens)
     if delivered_tokens > predicted_tokens:
-        return PredictionCause.CONCURRENT_HIT if concurrent else PredictionCause.UNDER_CREDITED
+        if concurrent:
+            return PredictionCause.CONCURRENT_HIT
+        cut = readable_tokens is not None and predicted_tokens >= readable_tokens // block_size * block_size
+        return PredictionCause.PARTLY_READABLE if cut else PredictionCause.UNDER_CREDITED
     found = {
         PredictionCause.CLEARED: cleared,
         PredictionCause.CONCURRENT_MISS: concurrent,

@@ -9,13 +9,14 @@ start, as engines free them, so that the end is evicted first.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcache.blocks import Hashes
+from prefixwatch.kvcache.blocks import Hashes, Tokens
 
 Ints = npt.NDArray[np.int64]
 
@@ -34,7 +35,7 @@ class ReuseProfile:
 
     @property
     def distinct_blocks(self) -> int:
-        """Different blocks in all prompts, but for those that stand behind a block which was new."""
+        """Different blocks in all prompts, except for those behind a block that was new."""
         return self.total_blocks - len(self.needed_blocks)
 
     def hit_blocks(self, capacity_blocks: int | None = None) -> int:
@@ -114,3 +115,32 @@ def _earlier_at_most(values: Ints) -> Ints:
         found[right] += np.searchsorted(left_keys, keys[right]) - starts
         width *= 2
     return found
+
+
+class SeenOpenings:
+    """What an infinite cache could reuse of each prompt, from the prompts alone and before any is sent.
+
+    Prompts so far are kept in lexicographic order: the longest common opening is with a neighbour.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: list[bytes] = []
+
+    def add(self, tokens: Tokens) -> int:
+        """Length in tokens of the longest opening that an earlier prompt also has; then remember this one."""
+        prompt = tokens.astype(">u4").tobytes()  # big-endian: bytes then sort as the tokens do
+        place = bisect_left(self._prompts, prompt)
+        shared = max((_common_tokens(prompt, near) for near in self._prompts[max(0, place - 1) : place + 1]), default=0)
+        self._prompts.insert(place, prompt)
+        return shared
+
+
+def common_tokens(a: Tokens, b: Tokens) -> int:
+    """Length of the opening that two prompts have in common."""
+    length = min(len(a), len(b))
+    different = a[:length] != b[:length]
+    return int(different.argmax()) if different.any() else length
+
+
+def _common_tokens(a: bytes, b: bytes) -> int:
+    return common_tokens(np.frombuffer(a, dtype=">u4"), np.frombuffer(b, dtype=">u4"))

@@ -2,7 +2,10 @@
 
 Blocks of 16 or 32 tokens are inputs of 64 or 128 bytes (XXH3's 17–128 byte path), a chain link is an input
 of 16 bytes (its 9–16 byte path). Constants and formulas: the XXH3 part of xxHash's specification. The
-library's `xxh3_64_intdigest` stays the reference; tests hold both to the same values.
+library's `xxh3_64_intdigest` is the reference; tests hold both to the same values.
+
+Each function has its signature: it is compiled (or loaded from the cache) when this module is imported, and an array of
+any other type or dimension is refused instead of being compiled for.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def _avalanche(h: Any) -> Any:
     return h ^ (h >> _U32)
 
 
-@njit(cache=True, nogil=True)
+@njit("uint64(uint64[::1], int64, int64, uint64)", cache=True, nogil=True)
 def _content(words: Any, first: int, count: int, seed: Any) -> Any:
     """XXH3-64 of `count` (8 or 16) little-endian words, i.e. 64 or 128 bytes: pairs from both ends inwards."""
     acc = np.uint64(8 * count) * _PRIME64_1
@@ -76,27 +79,27 @@ def _content(words: Any, first: int, count: int, seed: Any) -> Any:
     return _avalanche(acc)
 
 
-@njit(cache=True, nogil=True)
-def _link(previous: Any, content: Any, seed: Any) -> Any:
+@njit("uint64(uint64, uint64, uint64)", cache=True, nogil=True)
+def link(previous: Any, content: Any, seed: Any) -> Any:
     """XXH3-64 of the 16 bytes `previous ‖ content`."""
     low = previous ^ (_LINK_FLIP_LO + seed)
     high = content ^ (_LINK_FLIP_HI - seed)
     return _avalanche(_LINK_BYTES + _swap_bytes(low) + high + _multiply_and_fold(low, high))
 
 
-@njit(cache=True, nogil=True)
+@njit("uint64[::1](uint64[::1], int64, boolean, uint64, uint64)", cache=True, nogil=True)
 def _chain(words: Any, words_per_block: int, has_root: bool, root: Any, seed: Any) -> Any:
     count = len(words) // words_per_block
     hashes = np.empty(count, dtype=np.uint64)
     previous = root
     for k in range(count):
         content = _content(words, k * words_per_block, words_per_block, seed)
-        previous = _link(previous, content, seed) if (k > 0 or has_root) else content
+        previous = link(previous, content, seed) if (k > 0 or has_root) else content
         hashes[k] = previous
     return hashes
 
 
-@njit(cache=True, nogil=True)
+@njit("uint64[::1](uint64[::1], int64, uint64)", cache=True, nogil=True)
 def _contents(words: Any, words_per_block: int, seed: Any) -> Any:
     hashes = np.empty(len(words) // words_per_block, dtype=np.uint64)
     for k in range(len(hashes)):
@@ -112,7 +115,7 @@ def content_hashes(tokens: npt.NDArray[np.uint32], block_size: int, seed: int) -
 
 def _words(tokens: npt.NDArray[np.uint32], block_size: int) -> npt.NDArray[np.uint64]:
     full = len(tokens) - len(tokens) % block_size
-    # numba compiles anew for read-only and for unaligned arrays, which would stall the first such request.
+    # The signatures take aligned and writable arrays only.
     return np.require(tokens[:full].view(np.uint64), requirements=("ALIGNED", "WRITEABLE"))
 
 

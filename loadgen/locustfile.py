@@ -10,7 +10,7 @@ from pathlib import Path
 _path = sys.path[:]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
-from loadgen.locust_user import PlanUser  # noqa: E402, the path must be right before this import
+from prefixwatch.loadgen.sending.locust_user import PlanUser  # noqa: E402, the path must be right before this import
 
 sys.path[:] = _path
 

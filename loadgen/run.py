@@ -1,4 +1,4 @@
-"""`python -m loadgen.run --config FILE`: one run, headless, with a line of progress a second.
+"""`python -m prefixwatch.loadgen.run --config FILE`: one run, headless, with a line of progress a second.
 
 It goes through Locust's own environment and local runner, so whatever listens to Locust's events sees the same
 requests as under `locust -f loadgen/locustfile.py`; it leaves out Locust's command line and web server.
@@ -21,13 +21,21 @@ _PRIORITY = -10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadgen.run", description="Send one scenario to one target.")
-    parser.add_argument("--config", type=Path, required=True, help="JSON file, see loadgen/run_config.py")
+    parser = argparse.ArgumentParser(prog="prefixwatch.loadgen.run", description="Send one scenario to one target.")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--config", type=Path, help="JSON file, see loadgen/sending/run_config.py")
+    given.add_argument("--worker", metavar="HOST:PORT", help="send a part of the run that this process leads")
     options = parser.parse_args(arguments)
     _go_first()
     # Imports and a plan leave no garbage, and the collector would take a fifth of the time to the first request.
     gc.disable()
-    from loadgen.headless import send_headless  # noqa: PLC0415
+    if options.worker is not None:
+        from prefixwatch.loadgen.sending.processes import work_for  # noqa: PLC0415
+
+        gc.enable()
+        work_for(options.worker)
+        return 0
+    from prefixwatch.loadgen.sending.headless import send_headless  # noqa: PLC0415
 
     return send_headless(options.config)
 

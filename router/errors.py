@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
+from prefixwatch.documents.errors import InputError
 
-class RouterError(Exception):
+
+class RouterError(InputError):
     """The router can't run as configured; the message names the setting or target and the remedy."""
 
 
 class BadRequest(Exception):
-    """The body is not a JSON object: the one thing that the router judges itself, engines judge the rest."""
+    """The router refuses the request itself, because it can't be read or must not be passed on.
+
+    `reason` is its label in metrics, `status` the answer's. Engines judge everything else.
+    """
+
+    def __init__(self, message: str, reason: str = "not_json", status: int = 400) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
 
 
 def error_body(message: str, kind: str, status: int) -> bytes:

@@ -1,13 +1,14 @@
-"""Runbook pages and the catalogue of causes: Markdown with YAML front matter → models.
+"""Runbook pages and the catalogue of causes: Markdown with YAML at its end → models.
 
-A page explains one alert. Its front matter holds the diagnosis steps that `prefixwatch diagnose` runs; the text is for
-people. A step belongs to one page, others point to it.
+A page is about one alert. Its text is for people; an HTML comment at its end holds the diagnosis steps that
+`prefixwatch diagnose` runs. A step belongs to one page, other pages refer to it.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,35 +16,43 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from documents import DocumentError, load, parse
-from runbooks.promql import QueryError
-from runbooks.promql import parse as parse_query
-from runbooks.reading import check_condition
+from prefixwatch.documents import DocumentError, durations, load, parse
+from prefixwatch.runbooks.promql import Sample
+from prefixwatch.runbooks.reading import check_condition
+from prefixwatch.slo.promql import QueryError
+from prefixwatch.slo.promql import parse as parse_query
 
 FOLDER = Path(__file__).parent
 WINDOW = "$window"
-"""Stands in queries for the range that a diagnosis looks at."""
+"""The placeholder in queries for the range that a diagnosis looks at."""
 BEFORE = "$before"
-"""Stands in queries for how far back "some minutes ago" lies: three windows."""
+"""The placeholder in queries for the range that it compares with: twelve windows."""
 
 Group = Literal["measurement", "cache", "affinity", "cold prefill", "router", "coupled", "service"]
 GROUPS: tuple[Group, ...] = ("measurement", "cache", "affinity", "cold prefill", "router", "coupled", "service")
 """The order of a diagnosis: whether the numbers can be trusted, the five groups of the checklist, what users feel."""
 
-SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Exit condition", "Related panels")
+State = Literal["ok", "warn", "bad", "unknown", "n/a"]
+"""`unknown`: nobody measures it, or there was too little traffic; `n/a`: this fleet has no such part."""
 
+SECTIONS = (
+    "Do now",
+    "One worker or the fleet?",
+    "Meaning",
+    "Evidence",
+    "Mitigation",
+    "Exit condition",
+    "Escalation",
+    "Related panels",
+)
+"""What every page has, in this order."""
 
-def seconds_of(window: str) -> int:
-    """Of a range such as 5m. Raises ValueError for what isn't one."""
-    match = re.fullmatch(r"(\d+)([smhd])", window)
-    if match is None or not int(match[1]):
-        raise ValueError(f"'{window}' is no range such as 5m or 90s")
-    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+_STEPS = re.compile(r"<!-- diagnosis\n(.*?)-->\s*$", flags=re.DOTALL)
 
 
 def at(query: str, window: str) -> str:
-    """The query over a range such as 5m. Raises ValueError for what isn't one."""
-    return query.replace(WINDOW, window).replace(BEFORE, f"{3 * seconds_of(window)}s")
+    """The query over a range such as 5m. Raises ValueError for a text that isn't a duration."""
+    return query.replace(WINDOW, window).replace(BEFORE, durations.promql(12 * durations.seconds(window)))
 
 
 class _Strict(BaseModel):
@@ -54,7 +63,7 @@ class Reading(_Strict):
     """What an answer means. The first reading whose condition holds is the one."""
 
     when: str = Field(description="absent, otherwise, or comparisons such as '>= 0.6 and < 0.8'")
-    state: Literal["ok", "warn", "bad", "unknown"] = Field(description="ok, warn, bad or unknown")
+    state: State = Field(description="ok, warn, bad, unknown or n/a")
     says: str = Field(min_length=1, description="one sentence for the person who reads it")
     evidence: Mapping[str, int] = Field(default={}, description="cause: weight; below 0 speaks against it")
     next: tuple[str, ...] = Field(default=(), description="alerts whose pages lead on from here")
@@ -64,7 +73,7 @@ class Reading(_Strict):
     @model_validator(mode="after")
     def _weights_differ_from_zero(self) -> Self:
         if 0 in self.evidence.values():
-            raise ValueError("a weight of 0 is no evidence: leave the cause out")
+            raise ValueError("a weight of 0 is not evidence: leave the cause out")
         return self
 
 
@@ -74,27 +83,36 @@ class Step(_Strict):
     id: str = Field(pattern=r"^[a-z0-9-]+$", description="unique among all pages")
     title: str = Field(min_length=1)
     query: str = Field(
-        description="PromQL; $window and $before stand for the range looked at and how far back some minutes ago is"
+        description="PromQL; $window is the range looked at, $before the longer one that it is compared with"
     )
+    fallback: str = Field(default="", description="asked where the query has no answer")
     unit: Literal["ratio", "seconds", "tokens", "blocks", "requests", "per minute", "factor", "usd", "count", "bool"]
-    pick: Literal["max", "min"] = Field(default="max", description="which of several series is read")
+    pick: Literal["max", "min", "tenth"] = Field(
+        default="max", description="which of several series is read; tenth: the value that a tenth of them reach"
+    )
     readings: tuple[Reading, ...] = Field(min_length=1)
 
-    @field_validator("query")
+    @field_validator("query", "fallback")
     @classmethod
     def _parses(cls, query: str) -> str:
         try:
-            parse_query(at(query, "5m"))
+            parse_query(at(query or "vector(0)", "5m"))
         except QueryError as error:
             raise ValueError(str(error)) from error
         return query
 
-    def at(self, window: str) -> str:
-        """The query over a range such as 5m."""
-        return at(self.query, window)
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """In the order in which they are asked until one has an answer."""
+        return (self.query, self.fallback) if self.fallback else (self.query,)
+
+    def picked(self, samples: Sequence[Sample]) -> Sample:
+        """The sample that is read, of at least one."""
+        ordered = sorted(samples, key=lambda sample: sample.value, reverse=self.pick != "min")
+        return ordered[math.ceil(len(ordered) / 10) - 1 if self.pick == "tenth" else 0]
 
 
-class FrontMatter(_Strict):
+class Steps(_Strict):
     alert: str = Field(pattern=r"^[A-Za-z0-9]+$")
     group: Group = Field(description=f"one of {', '.join(GROUPS)}")
     steps: tuple[Step, ...] = Field(default=(), description="the steps that this page brings")
@@ -118,11 +136,20 @@ class Cause(_Strict):
 
     title: str
     group: Group = Field(description="where in the order of a diagnosis it is looked for")
-    alerts: tuple[str, ...] = Field(min_length=1, description="the alerts whose pages tell more")
+    when: tuple[tuple[str, ...], ...] = Field(
+        min_length=1, description="groups of steps; one of each group must read as a sign of this cause"
+    )
+    unless: tuple[str, ...] = Field(default=(), description="steps of which none may speak against it")
+    alerts: tuple[str, ...] = Field(min_length=1, description="the alerts whose pages say more")
     mitigation: str
     confirm: str = Field(description="what would prove it")
     refute: str = Field(description="what would disprove it")
     cites: tuple[str, ...] = Field(default=(), description="public reports of it, as owner/repository#number")
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Ids of all steps that decide on it."""
+        return (*(step for group in self.when for step in group), *self.unless)
 
 
 class _CauseFile(_Strict):
@@ -142,7 +169,7 @@ class Runbooks:
         return {step.id: step for group in GROUPS for page in self._of(group) for step in page.steps}
 
     def group_of(self, step_id: str) -> Group:
-        """The group of the page that a step stands on."""
+        """The group of the page that has the step."""
         return next(page.group for page in self.pages.values() if any(step.id == step_id for step in page.steps))
 
     def steps_of(self, alert: str) -> tuple[str, ...]:
@@ -156,16 +183,17 @@ class Runbooks:
 
 def parse_page(text: str, name: str) -> Page:
     """Raises DocumentError that names the place."""
-    found = re.fullmatch(r"---\n(.*?\n)---\n(.*)", text, flags=re.DOTALL)
+    found = _STEPS.search(text)
     if found is None:
-        raise DocumentError(f"{name}:1: expected front matter between two lines '---'")
-    front = parse("\n" + found[1], FrontMatter, name=name)  # the empty line keeps line numbers right
-    parts = re.split(r"^## (.+)$", found[2], flags=re.MULTILINE)
+        raise DocumentError(f"{name}: expected a comment '<!-- diagnosis ... -->' with the steps at the end")
+    lines_before = text.count("\n", 0, found.start(1))
+    steps = parse("\n" * lines_before + found[1], Steps, name=name)
+    parts = re.split(r"^## (.+)$", text[: found.start()], flags=re.MULTILINE)
     sections = {heading.strip(): body.strip() for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
     missing = [heading for heading in SECTIONS if not sections.get(heading)]
     if missing:
         raise DocumentError(f"{name}: no text under '## {missing[0]}': every page has {', '.join(SECTIONS)}")
-    return Page(front.alert, front.group, front.steps, front.also, sections)
+    return Page(steps.alert, steps.group, steps.steps, steps.also, sections)
 
 
 def load_runbooks(folder: Path = FOLDER) -> Runbooks:
@@ -190,7 +218,7 @@ def _broken_references(runbooks: Runbooks) -> Iterable[tuple[str, str]]:
             if step.id in owners:
                 yield (
                     f"{page.alert}.md",
-                    f"step '{step.id}' stands on {owners[step.id]}.md too: refer to it with 'also'",
+                    f"step '{step.id}' is on {owners[step.id]}.md too: refer to it with 'also'",
                 )
             owners[step.id] = page.alert
             for reading in step.readings:
@@ -201,9 +229,19 @@ def _broken_references(runbooks: Runbooks) -> Iterable[tuple[str, str]]:
     for page in runbooks.pages.values():
         for step_id in set(page.also) - set(owners):
             yield f"{page.alert}.md", f"also: no page has a step '{step_id}'"
-    for name, cause_of in runbooks.causes.items():
-        for alert in set(cause_of.alerts) - set(runbooks.pages):
+    yield from _broken_causes(runbooks)
+
+
+def _broken_causes(runbooks: Runbooks) -> Iterable[tuple[str, str]]:
+    steps = runbooks.steps
+    for name, cause in runbooks.causes.items():
+        for alert in set(cause.alerts) - set(runbooks.pages):
             yield "causes.yaml", f"{name}: alerts: there is no page {alert}.md"
+        for step_id in cause.steps:
+            weights = [r.evidence.get(name, 0) for r in steps[step_id].readings] if step_id in steps else []
+            sign = "against" if step_id in cause.unless else "for"
+            if not any(weight < 0 if sign == "against" else weight > 0 for weight in weights):
+                yield "causes.yaml", f"{name}: no reading of a step '{step_id}' speaks {sign} it"
 
 
 @cache

@@ -12,16 +12,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import promql_parser as ast
 
-from runbooks.snapshots import Series, Snapshots, increase
-
-
-class QueryError(Exception):
-    """A query that can't be parsed, or uses what isn't supported here."""
+from prefixwatch.runbooks.snapshots import Series, Snapshots, increase
+from prefixwatch.slo.promql import QueryError, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +58,14 @@ _OVER_TIME: dict[str, Callable[[list[float]], float]] = {
     "max_over_time": max,
     "avg_over_time": lambda values: math.fsum(values) / len(values),
     "last_over_time": lambda values: values[-1],
+    "count_over_time": lambda values: float(len(values)),
 }
-
-
-def parse(query: str) -> Any:
-    """Its syntax tree. Raises QueryError with the query."""
-    try:
-        return ast.parse(query)
-    except ValueError as error:
-        raise QueryError(f"not PromQL: {query}: {error}") from error
-
-
-def metric_names(query: str) -> set[str]:
-    """Every metric name that a query selects."""
-    return {node.name for node in _nodes(parse(query)) if isinstance(node, ast.VectorSelector) and node.name}
 
 
 def evaluate(query: str, snapshots: Snapshots) -> Vector:
     """The query's instant vector at the newest snapshot; a number is a sample without labels."""
     answer = _Evaluator(snapshots).value(parse(query))
     return answer if isinstance(answer, list) else [Sample({}, answer)]
-
-
-def _nodes(node: Any) -> Iterable[Any]:
-    yield node
-    for part in ("lhs", "rhs", "expr", "vector_selector", "args"):
-        below = getattr(node, part, None)
-        for child in below if isinstance(below, list) else [] if below is None else [below]:
-            yield from _nodes(child)
 
 
 class _Evaluator:
@@ -124,12 +102,15 @@ class _Evaluator:
 
     def _aggregate(self, node: Any) -> Vector:
         name = str(node.op)
-        if name not in _AGGREGATIONS:
+        aggregate = _AGGREGATIONS.get(name)
+        if name == "quantile":
+            aggregate = partial(_of_values, float(node.param.val))
+        if aggregate is None:
             raise QueryError(f"{name} isn't supported without a Prometheus")
         groups: dict[frozenset[tuple[str, str]], list[float]] = defaultdict(list)
         for sample in self.vector(node.expr):
             groups[_group(sample.labels, node.modifier)].append(sample.value)
-        return [Sample(dict(labels), _AGGREGATIONS[name](values)) for labels, values in groups.items()]
+        return [Sample(dict(labels), aggregate(values)) for labels, values in groups.items()]
 
     def _call(self, name: str, arguments: Sequence[Any]) -> Vector | float:
         if name in ("rate", "increase") or name in _OVER_TIME:
@@ -152,6 +133,15 @@ class _Evaluator:
             assert isinstance(number, float)
             return [Sample({}, number)]
         raise QueryError(f"{name}() isn't supported without a Prometheus")
+
+
+def _of_values(quantile: float, values: list[float]) -> float:
+    """Linear between the two nearest ranks, as Prometheus' `quantile`."""
+    ordered = sorted(values)
+    rank = quantile * (len(ordered) - 1)
+    lower = math.floor(rank)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] * (1 - (rank - lower)) + ordered[upper] * (rank - lower)
 
 
 def _over_range(name: str, selected: Iterable[Series]) -> Vector:

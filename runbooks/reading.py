@@ -41,7 +41,7 @@ def _terms(condition: str) -> list[tuple[str, float]]:
         match = _TERM.fullmatch(term.strip())
         if match is None:
             raise ValueError(
-                f"'{condition}' is no condition: write '{ABSENT}', '{OTHERWISE}' or comparisons: '>= 0.6 and < 0.8'"
+                f"'{condition}' is not a condition: write '{ABSENT}', '{OTHERWISE}' or comparisons: '>= 0.6 and < 0.8'"
             )
         found.append((match[1], float(match[2])))
     return found

@@ -1,4 +1,4 @@
-"""Metrics pages read one after another, as series: what a Prometheus would know after so many scrapes."""
+"""Metrics pages read one after another, as series: what a Prometheus would know after these scrapes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The diagnosis steps of every page, written out for people below its Diagnosis text.
+"""The diagnosis steps of every page, written out for people at the end of its Evidence section.
 
-python -m runbooks.steps_text            # writes them anew; a test fails while a page's are old
+`python -m prefixwatch.runbooks.steps_text` writes them; a test fails while a page's are out of date.
 """
 
 from __future__ import annotations
@@ -8,26 +8,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from runbooks.page import FOLDER, Reading, Runbooks, Step, load_runbooks
+from prefixwatch.runbooks.page import FOLDER, Reading, Runbooks, Step, at, load_runbooks
 
-_BEGIN = "<!-- steps: written from the front matter by `python -m runbooks.steps_text` -->"
+_BEGIN = "<!-- steps: written by `python -m prefixwatch.runbooks.steps_text` from the diagnosis below -->"
 _END = "<!-- /steps -->"
-_MARKS = {"ok": "✓", "warn": "!", "bad": "✗", "unknown": "·"}
+_MARKS = {"ok": "✓", "warn": "!", "bad": "✗", "unknown": "?", "n/a": "–"}
 _BLOCK = re.compile(rf"\n*{re.escape(_BEGIN)}.*?{re.escape(_END)}\n", flags=re.DOTALL)
 
 
 def with_steps(text: str, alert: str, runbooks: Runbooks) -> str:
     """The page's text with its steps in place."""
     head, tail = _BLOCK.sub("\n", text).split("\n## Mitigation\n")
-    block = "\n".join([_BEGIN, "", *_lines(alert, runbooks), _END])
-    return f"{head.rstrip()}\n\n{block}\n\n## Mitigation\n{tail}"
+    lines = _lines(alert, runbooks)
+    block = "\n".join(["", _BEGIN, "", *lines, _END, ""]) if lines else ""
+    return f"{head.rstrip()}\n{block}\n## Mitigation\n{tail}"
 
 
 def _lines(alert: str, runbooks: Runbooks) -> list[str]:
     page = runbooks.pages[alert]
-    lines = [f"`prefixwatch diagnose {alert} --prometheus URL` asks all of this.", ""]
-    for step in page.steps:
-        lines += _step(step)
+    lines = [line for step in page.steps for line in _step(step)]
     owners = {step.id: name for name, each in runbooks.pages.items() for step in each.steps}
     if page.also:
         lines += ["Then, from other pages:", ""]
@@ -37,8 +36,8 @@ def _lines(alert: str, runbooks: Runbooks) -> list[str]:
 
 
 def _step(step: Step) -> list[str]:
-    lines = [f"**{step.title}**", "", "```promql", step.at("5m"), "```", ""]
-    return [*lines, *(_reading(reading) for reading in step.readings), ""]
+    queries = [line for query in step.queries for line in ("```promql", at(query, "5m"), "```", "")]
+    return [f"**{step.title}**", "", *queries, *(_reading(reading) for reading in step.readings), ""]
 
 
 def _reading(reading: Reading) -> str:

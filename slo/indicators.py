@@ -1,25 +1,25 @@
-"""An OpenSLO indicator → the series that count its events; every fault with the place of its query."""
+"""An OpenSLO indicator → the series that count its events; every error names the line of its query."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from documents import Document, KeyPath
-from slo.buckets import BOUNDS, le_condition, nearest
-from slo.definition import HistogramIndicator, Indicator, RatioIndicator, ValueIndicator
-from slo.library import Library, Slo
-from slo.openslo import BUCKETS, Metric, ObjectiveSpec, RatioMetric
-from slo.promql import QueryError, Selector, is_rate, selector_of
+from prefixwatch.documents import Document, KeyPath
+from prefixwatch.documents.hints import did_you_mean
+from prefixwatch.slo.buckets import BOUNDS, le_condition, nearest
+from prefixwatch.slo.objective import SIGNS
+from prefixwatch.slo.openslo import BUCKETS, Metric, ObjectiveSpec, RatioMetric
+from prefixwatch.slo.promql import QueryError, Selector, is_rate, selector_of
+from prefixwatch.slo.read import Library, Slo
+from prefixwatch.slo.rule_model import HistogramIndicator, Indicator, RatioIndicator, ValueIndicator
 
 KnownMetrics = Mapping[str, Sequence[str]]
 """The exporter's metrics and their labels: a name that begins with `prefixwatch_` must be among them."""
 
 PROMETHEUS_LIKE = ("", "prometheus", "promql", "victoriametrics", "mimir", "thanos")
 OPERATORS: Mapping[str, Literal["<=", "<", ">=", ">"]] = {"lte": "<=", "lt": "<", "gte": ">=", "gt": ">"}
-_SIGNS = {"lte": "≤", "lt": "<", "gte": "≥", "gt": ">"}
 _QUERY_KEYS = ("query", "promql")
 _COUNTER_SUFFIXES = ("_total", "_count", "_sum", "_bucket")
 _TARGET_LABELS = frozenset({"le", "job", "instance"})
@@ -55,7 +55,7 @@ class IndicatorReader:
         )
 
     def _check_counters(self, document: Document[Any], key: KeyPath, metric: RatioMetric) -> None:
-        """A gauge's values can't be added up. `counter: false` is right of a rate, which comes of a counter."""
+        """A gauge's values can't be added up. `counter: false` is correct for the rate of a counter."""
         for side in ("good", "bad", "total"):
             part: Metric | None = getattr(metric, side)
             if part is None or metric.counter:
@@ -71,7 +71,7 @@ class IndicatorReader:
         objective = self._source.content.spec.objectives[position]
         op, value = _comparison(self._source, objective, position)
         query = self._query(document, key, metric)
-        words = f"{_SIGNS[op]} {value:g}"
+        words = f"{SIGNS[op]} {value:g}"
         occurrences = self._source.content.spec.budgetingMethod == "Occurrences"
         histogram = self._histogram(document, key, query, required=occurrences)
         if histogram is not None:
@@ -117,7 +117,7 @@ class IndicatorReader:
             return sorted(float(part) for part in given.split(",") if part.strip())
         except ValueError as error:
             key = ("metadata", "annotations", BUCKETS)
-            raise self._source.error(key, f"{given!r} are no numbers: write 0.1, 0.5, 1") from error
+            raise self._source.error(key, f"{given!r} is not a list of numbers: write 0.1, 0.5, 1") from error
 
     def _selector(self, document: Document[Any], key: KeyPath, metric: Metric) -> Selector:
         query = self._query(document, key, metric)
@@ -144,7 +144,7 @@ class IndicatorReader:
         source = metric.metricSource
         kind = self._library.source_type(document, source, (*key, "metricSource"))
         if kind not in PROMETHEUS_LIKE:
-            text = f"{kind} is not read here: rules are made for Prometheus, use type: Prometheus"
+            text = f"{kind} is not supported: rules are written for Prometheus, use type: Prometheus"
             raise document.error((*key, "metricSource", "type"), text)
         query = next((source.spec[name] for name in _QUERY_KEYS if name in source.spec), None)
         if not isinstance(query, str):
@@ -157,8 +157,7 @@ class IndicatorReader:
         place = (*key, "metricSource", "spec", "query")
         name = found.metric
         if name not in self._known:
-            close = difflib.get_close_matches(name, self._known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else "see exporters/families.py"
+            hint = did_you_mean(name, self._known, "`prefixwatch exporter --once` prints those it has")
             raise document.error(place, f"the exporter has no metric {name}: {hint}")
         for label in sorted(found.labels - set(self._known[name]) - _TARGET_LABELS):
             text = f"{name} has no label '{label}': its labels are {', '.join(self._known[name]) or 'none'}"
@@ -181,7 +180,7 @@ def _is_finite(text: str) -> bool:
 def _off_the_bounds(metric: str, value: float, bounds: Sequence[float]) -> str:
     near = " or ".join(f"{bound:g}" for bound in nearest(bounds, value))
     listed = ", ".join(f"{bound:g}" for bound in bounds)
-    return f"{value:g} is no bucket bound of {metric}: use {near} (its bounds: {listed})"
+    return f"{value:g} is not a bucket bound of {metric}: use {near} (its bounds: {listed})"
 
 
 def _without_suffix(found: Selector) -> Selector:

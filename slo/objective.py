@@ -1,6 +1,6 @@
-"""What an objective asks of one request, and of all requests together.
+"""An objective on single requests: its conditions, and the share of requests that must meet them.
 
-Values only: built by `slo.document`, judged here, used by load-test grading, by counters and by rules alike.
+Values only: built by `slo.build`, judged here, used by load-test grading, by counters and by rules alike.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
-from slo.selection import ALL_REQUESTS, RequestFacts, Selection
+from prefixwatch.slo.selection import ALL_REQUESTS, RequestFacts, Selection
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
 class RequestField(StrEnum):
-    """A figure of one request that a condition can test."""
+    """A metric of one request that a condition can test."""
 
     TTFT_SECONDS = "ttft_seconds"
     """Time to first token, from the scheduled time."""
@@ -35,7 +35,7 @@ class RequestField(StrEnum):
 
 
 _OPERATORS = {"lte": np.less_equal, "lt": np.less, "gte": np.greater_equal, "gt": np.greater}
-_SIGNS = {"lte": "≤", "lt": "<", "gte": "≥", "gt": ">"}
+SIGNS = {"lte": "≤", "lt": "<", "gte": "≥", "gt": ">"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,8 @@ class Condition:
     def judge(self, values: Floats, completed: Bools) -> Floats:
         """1 where it holds, 0 where it doesn't, NaN where it doesn't apply.
 
-        `values` holds NaN where a request has no such figure. That is no excuse for a request that never
-        completed: it counts as bad. A completed one without the figure (a TTFT when the answer wasn't
-        streamed, a TPOT of one token) is left out.
+        `values` is NaN where a request has no such metric. A request that did not complete is then bad; a completed one
+        (no TTFT because the answer wasn't streamed, no TPOT because it has one token) is left out.
         """
         known = ~np.isnan(values)
         verdict = np.where(completed, np.nan, 0.0)
@@ -68,9 +67,9 @@ class Condition:
         if self.field is RequestField.COMPLETED:
             return "completed"
         if self.field is RequestField.HIT_RATIO:
-            return f"hit tokens {_SIGNS[self.op]} {self.value:.0%} of the prompt"
+            return f"hit tokens {SIGNS[self.op]} {self.value:.0%} of the prompt"
         name, _, unit = self.field.rpartition("_")
-        return f"{name.upper()} {_SIGNS[self.op]} {self.value:g} {'s' if unit == 'seconds' else unit}"
+        return f"{name.upper()} {SIGNS[self.op]} {self.value:g} {'s' if unit == 'seconds' else unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class Objective:
         return np.where(bad, 0.0, np.where(unknown, np.nan, 1.0))
 
     def thresholds(self, field: RequestField) -> list[float]:
-        """The values that this objective compares `field` with."""
+        """The thresholds that this objective has for `field`."""
         return [c.value for c in self.conditions if c.field is field]
 
     @property

@@ -25,6 +25,7 @@ SESSION_TURN = ANNOTATION_PREFIX + "session-turn"
 MINIMUM_EVENTS = ANNOTATION_PREFIX + "minimum-events"
 MINIMUM_BAD_EVENTS = ANNOTATION_PREFIX + "minimum-bad-events"
 ZERO_TOLERANCE = ANNOTATION_PREFIX + "zero-tolerance"
+SEVERITY_MAX = ANNOTATION_PREFIX + "severity-max"
 ABSENT_ALERT = ANNOTATION_PREFIX + "absent-alert"
 SWITCH = ANNOTATION_PREFIX + "switch"
 BUCKETS = ANNOTATION_PREFIX + "buckets"
@@ -41,8 +42,9 @@ ANNOTATIONS = {
     MINIMUM_EVENTS: "events in an alert's long window below which it doesn't page; default 100",
     MINIMUM_BAD_EVENTS: "bad events in an alert's long window below which it doesn't page; default 5",
     ZERO_TOLERANCE: "true: any bad event pages, whatever the budget (OpenSLO has no target of 100 %)",
+    SEVERITY_MAX: "ticket: never page; for objectives that users don't feel. Default: page",
     ABSENT_ALERT: "off: no alert when nothing measures this SLO",
-    SWITCH: "how to switch on what measures this SLO; told by the alert on its absence",
+    SWITCH: "how to switch on what measures this SLO; named by the alert on its absence",
     BUCKETS: "bucket bounds of a histogram of another exporter, comma-separated, to check thresholds against",
     UNKNOWN_WHILE: "data quality flags, comma-separated, during which this SLO counts nothing",
 }
@@ -266,7 +268,7 @@ class Top(_Strict):
         text = f"should be 'openslo/v1', got {version!r}"
         if version == "openslo/v1alpha":
             text += (
-                ": in v1 queries stand in indicator.spec (ratioMetric, thresholdMetric), and timeWindows "
+                ": in v1 queries are in indicator.spec (ratioMetric, thresholdMetric), and timeWindows "
                 "{count: 30, unit: Day} is timeWindow {duration: 30d, isRolling: true}: rewrite it"
             )
         error = InitErrorDetails(type=PydanticCustomError("openslo_version", "{text}", {"text": text}),

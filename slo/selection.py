@@ -16,7 +16,7 @@ _LENGTH = re.compile(r"^(?P<low>\d+)(?:-(?P<high>\d+)|\+)$")
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What is known of one request when it is sorted; None is unknown."""
+    """What is known about one request when it is selected; None is unknown."""
 
     request_class: str = ""
     tenant: str = ""
@@ -45,7 +45,7 @@ class Selection:
         return self.above_tokens >= 0 or not math.isinf(self.up_to_tokens)
 
     def covers(self, facts: RequestFacts) -> bool:
-        """False as well for a request of which the fact that is asked for isn't known: it can't be judged."""
+        """Also False when a fact that a condition needs is unknown: the request can't be judged."""
         if not any(fnmatchcase(facts.tenant, pattern) for pattern in self.tenants):
             return False
         if self.by_length and (
@@ -79,5 +79,5 @@ def parse_length(text: str) -> tuple[float, float]:
     low = float(match["low"]) if match else 0.0
     high = float(match["high"]) if match and match["high"] else math.inf
     if match is None or low >= high:
-        raise ValueError(f"{text!r} is no range of tokens: write 512-2048, or 32768+")
+        raise ValueError(f"{text!r} is not a range of tokens: write 512-2048, or 32768+")
     return low, high

@@ -1,42 +1,20 @@
-"""Lengths of time as OpenSLO and Prometheus write them, and the period an error budget belongs to."""
+"""The period of an error budget, on the calendar of a time zone."""
 
 from __future__ import annotations
 
 import bisect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_NOMINAL = {**_UNITS, "M": 30 * 86_400, "Q": 91 * 86_400, "Y": 365 * 86_400}
-"""Months, quarters and years differ in length; burn rates are scaled to these."""
-_DURATION = re.compile(r"(\d+)([smhdwMQY])")
-
-
-def seconds(duration: str) -> int:
-    """`30d` → 2,592,000; months, quarters and years at 30, 91 and 365 days."""
-    return sum(int(count) * _NOMINAL[unit] for count, unit in _DURATION.findall(duration))
-
-
-def promql(length_seconds: float) -> str:
-    """The shortest way Prometheus writes it, exact to the second: 5400 → `1h30m`."""
-    left, parts = round(length_seconds), []
-    for unit in ("d", "h", "m", "s"):
-        count, left = divmod(left, _UNITS[unit])
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
-
-
 MONTHS: Mapping[str, int] = {"M": 1, "Q": 3, "Y": 12}
 LAST_CHANGE_YEAR = 2037
-"""Up to and with this year a zone's changes to and from summer time are known and written into rules."""
+"""The last year whose changes to and from summer time are written into rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalendarPeriod:
-    """Periods that follow each other on the calendar of a place: so many days, or so many months, each.
+    """Consecutive periods on the calendar of a time zone, each a number of days or of months.
 
     Local times are seconds since 1970-01-01 00:00 as the place's clock shows them.
     """
@@ -45,7 +23,7 @@ class CalendarPeriod:
     """Length; 0 where it is counted in months."""
     months: int
     start_local_seconds: int
-    """A moment at which one of the periods began."""
+    """The start of any one of the periods."""
     offset_seconds: int = 0
     """Local time less UTC, before the first change."""
     changes: tuple[tuple[int, int], ...] = ()
@@ -57,7 +35,7 @@ class CalendarPeriod:
 
     @property
     def longest_seconds(self) -> int:
-        """No period is longer, the hour won in autumn included."""
+        """The longest possible period, including the extra hour in autumn."""
         days = self.days or {1: 31, 2: 62, 3: 92, 6: 184, 12: 366}.get(self.months, 31 * self.months)
         return days * 86_400 + (3600 if self.changes else 0)
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import ttft_s
-from engines.model import EngineConfig
-from engines.step_time import StepTime
-from loadgen.columns import Columns
-from loadgen.grade import goodput
-from loadgen.records import Outcome
-from router.policies.dynamo_kv import DynamoKv
-from router.policies.round_robin import RoundRobin
-from router.policy import Decision, Fleet, NoWorkers, Policy, RouteRequest
-from slo.objective import Condition, Objective, RequestField, TimeWindow
-from stack.simulate import FleetSimulation
-from stack.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.loadgen.grading.measured import goodput
+from prefixwatch.loadgen.request_log.columns import Columns
+from prefixwatch.loadgen.request_log.records import Outcome
+from prefixwatch.router.policies.dynamo.kv import DynamoKv
+from prefixwatch.router.policies.round_robin import RoundRobin
+from prefixwatch.router.policy import Decision, Fleet, NoWorkers, Policy, RouteRequest
+from prefixwatch.simulator.fleet import FleetSimulation
+from prefixwatch.simulator.traffic.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
+from prefixwatch.slo.objective import Condition, Objective, RequestField, TimeWindow
 
 WORKERS = (1, 2, 4, 8)
 LONGEST_PROMPT_TOKENS = 16_384
@@ -56,7 +56,8 @@ class _Level:
 
 
 def _run(setting: Setting) -> Finding:
-    requests = [r for r in read_trace(setting.trace("conversation")) if r.prompt_tokens <= LONGEST_PROMPT_TOKENS]
+    recorded = read_trace(setting.trace("conversation")).requests
+    requests = [r for r in recorded if r.prompt_tokens <= LONGEST_PROMPT_TOKENS]
     del requests[300 if setting.quick else REQUESTS :]
     blind = {count: _level(RoundRobin(), requests, count) for count in WORKERS}
     aware = {count: _level(SheddingDynamoKv(), requests, count) for count in WORKERS}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import output_tokens_per_second
-from engines.model import EngineConfig
-from engines.step_time import profile
-from stack.simulate import SimulationResult, simulate_requests
-from stack.synthetic import SharedPrefixWorkload, shared_prefix_requests
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.profiles import profile
+from prefixwatch.simulator.result import SimulationResult
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
 CONCURRENCY = 64
 PROMPT_BLOCKS = 37
 SHARED_BLOCKS = 35
 ENGINE = EngineConfig(
-    profile("h100-blog"), capacity_blocks=100_000, max_num_seqs=CONCURRENCY, max_num_batched_tokens=8192
+    profile("h100-blog").step_time, capacity_blocks=100_000, max_num_seqs=CONCURRENCY, max_num_batched_tokens=8192
 )
 
 

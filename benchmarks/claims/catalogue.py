@@ -8,9 +8,12 @@ from benchmarks.claims import (
     a03_beta_knee,
     a05_hit_bounds,
     a08_precise_routing,
+    a14_cachegen,
     a18_refusals,
     a20_paced_sessions,
     a22_decode_bound,
+    c01_pool,
+    c02_tiers,
 )
 from benchmarks.claims.claim import Claim
 
@@ -22,8 +25,11 @@ CLAIMS: dict[str, Claim] = {
         a03_beta_knee,
         a05_hit_bounds,
         a08_precise_routing,
+        a14_cachegen,
         a18_refusals,
         a20_paced_sessions,
         a22_decode_bound,
+        c01_pool,
+        c02_tiers,
     )
 }

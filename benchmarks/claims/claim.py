@@ -1,4 +1,4 @@
-"""What a claim is, and what became of it here.
+"""A published claim, and its result here.
 
 Absolute figures of other people's hardware aren't expected back: each claim comes with checks that need no scale
 (signs, orderings, rough ratios), and a claim holds here when all of its checks do.

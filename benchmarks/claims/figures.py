@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.records import RequestRecord
-from stack.simulate import SimulationResult
+from prefixwatch.loadgen.request_log.records import RequestRecord
+from prefixwatch.simulator.result import SimulationResult
 
 
 def hit_percent(result: SimulationResult) -> float:

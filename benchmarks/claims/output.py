@@ -13,7 +13,7 @@ _COLOURS = {Verdict.HOLDS: "green", Verdict.IN_PART: "yellow", Verdict.DOES_NOT_
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """A row a claim."""
+    """One row per claim."""
     rendered = Table("id", "claimed", "published", "here", "checks", "verdict", show_lines=True)
     for outcome in outcomes:
         claim, finding = outcome.claim, outcome.finding

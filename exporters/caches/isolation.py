@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from exporters.caches.kv_events import KvEventCounts
-from exporters.families import counter, gauge
+from prefixwatch.exporters.caches.kv_events import KvEventCounts
+from prefixwatch.exporters.metrics_page.rows import rows
 
 NO_EVENTS = "no engine's KV events are heard: set kv_events for the engines that publish them"
 NO_SALTS = "its KV events name no salts: vLLM names them in extra_keys, SGLang in cache_salt, once there is one"
@@ -27,7 +27,7 @@ class IsolationCost:
     duplicate_tokens: int
     """Of them, in copies of blocks that it also holds under another salt: of ten copies nine count."""
     lost_hit_tokens: int
-    """Stored while it held the same under another salt, so hits but for the salt.
+    """Stored while it held the same under another salt, so they would have been hits without salts.
 
     More than the lost hits where answers repeat too, whose blocks are no hits; less where copies push other blocks out.
     """
@@ -44,8 +44,8 @@ def isolation_cost(counts: KvEventCounts) -> IsolationCost | None:
 
 def isolation_families(costs: Iterable[tuple[str, IsolationCost]]) -> Iterator[Metric]:
     """The families `isolation_*_tokens`, by target."""
-    cached, duplicate = gauge("isolation_cached_tokens"), gauge("isolation_duplicate_tokens")
-    lost = counter("isolation_lost_hit_tokens")
+    cached, duplicate = rows("isolation_cached_tokens"), rows("isolation_duplicate_tokens")
+    lost = rows("isolation_lost_hit_tokens")
     for target, cost in costs:
         cached.add_metric([target], cost.cached_tokens)
         duplicate.add_metric([target], cost.duplicate_tokens)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field, field_validator
 
-from exporters.http.client_config import Strict
-from kvcache.prefix_tree import PrefixTree
+from prefixwatch.exporters.http.client_config import Strict
+from prefixwatch.kvcache.index.prefix_tree import PrefixTree
 
 _ID_BYTES = 8
 _NAME_DIGITS = 8
@@ -69,6 +69,10 @@ class PrefixNames:
             if fingerprint in tree.named:
                 found.setdefault(tree.named[fingerprint], name)
         return found
+
+    def nodes(self, tree: PrefixTree) -> dict[str, int | None]:
+        """The node of each configured name; None for a prefix that no worker has cached."""
+        return {name: tree.named.get(fingerprint) for fingerprint, name in self._named.items()}
 
     def name_of(self, tree: PrefixTree, node: int, configured: Mapping[int, str]) -> str:
         """The configured name, else `p-` and the beginning of its id."""

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client.core import Metric
 
-from exporters.requests.seen import SeenRequest
-from kvcache.prefix_tree import PrefixTree
+from prefixwatch.exporters.requests.request import Request
+from prefixwatch.kvcache.index.prefix_tree import PrefixTree
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,6 +38,24 @@ class BlockCounts:
     def __add__(self, other: BlockCounts) -> BlockCounts:
         return BlockCounts(self.ended + other.ended, self.reused + other.reused, self.unread + other.unread)
 
+    @property
+    def requests(self) -> int:
+        return self.ended.total() + self.unread
+
+
+@dataclass(frozen=True, slots=True)
+class SpanCounts:
+    """The span that is running, and the one before."""
+
+    number: int
+    """Of the running span."""
+    before: BlockCounts
+    now: BlockCounts
+
+    @property
+    def both(self) -> BlockCounts:
+        return self.before + self.now
+
 
 @dataclass(frozen=True, slots=True)
 class NodeTraffic:
@@ -56,11 +74,12 @@ class PrefixTraffic:
         self._before, self._now = _nothing(), _nothing()
         self._unread_before = self._unread_now = 0
         self._turned_at: float | None = None
+        self._number = 0
 
-    def record(self, seen: SeenRequest) -> None:
-        self._turn(seen.at_seconds)
-        record = seen.record
-        if not seen.completed:
+    def record(self, request: Request) -> None:
+        self._turn(request.at_seconds)
+        record = request.record
+        if not request.completed:
             return
         ended, reused = self._now
         if record.prompt_block is None or (len(ended) >= MOST_BLOCKS and record.prompt_block not in ended):
@@ -70,9 +89,11 @@ class PrefixTraffic:
         if record.reused_block is not None and (len(reused) < MOST_BLOCKS or record.reused_block in reused):
             reused[record.reused_block] += 1
 
-    def counts(self, now_seconds: float) -> BlockCounts:
+    def counts(self, now_seconds: float) -> SpanCounts:
         self._turn(now_seconds)
-        return BlockCounts(*self._before, self._unread_before) + BlockCounts(*self._now, self._unread_now)
+        before = BlockCounts(Counter(self._before[0]), Counter(self._before[1]), self._unread_before)
+        now = BlockCounts(Counter(self._now[0]), Counter(self._now[1]), self._unread_now)
+        return SpanCounts(self._number, before, now)
 
     def metrics(self, now_seconds: float) -> Iterator[Metric]:
         """None of its own: it goes into the prefix map."""
@@ -87,6 +108,7 @@ class PrefixTraffic:
         self._before, self._unread_before = (self._now, self._unread_now) if spans == 1 else (_nothing(), 0)
         self._now, self._unread_now = _nothing(), 0
         self._turned_at += spans * SPAN_SECONDS
+        self._number += spans
 
 
 def _nothing() -> tuple[Counter[int], Counter[int]]:
@@ -96,7 +118,7 @@ def _nothing() -> tuple[Counter[int], Counter[int]]:
 def node_traffic(tree: PrefixTree, counts: BlockCounts) -> NodeTraffic:
     """Bring counts by block into the tree; `tree.named` must hold the nodes of `counts`' blocks.
 
-    A prompt whose last block is gone still ran through the block that its reuse ended at, so that one stands in.
+    A prompt whose last block is gone still ran through the block that its reuse ended at, so that one is used.
     """
     ended, reused = np.zeros(len(tree), dtype=np.int64), np.zeros(len(tree), dtype=np.int64)
     unplaced = counts.unread

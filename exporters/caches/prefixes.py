@@ -15,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client.core import Metric
 
-from exporters.caches.prefix_names import NamedPrefix, PrefixNames
-from exporters.caches.prefix_traffic import BlockCounts, NodeTraffic, node_traffic
-from exporters.families import gauge, quantiles
-from exporters.requests.locality import spatial_ratio
-from kvcache.block_table import BlockTable, TableSnapshot
-from kvcache.prefix_tree import PrefixTree, prefix_tree
+from prefixwatch.exporters.caches.named_prefixes import NamedPrefixes, PrefixShare, named_shares
+from prefixwatch.exporters.caches.prefix_names import NamedPrefix, PrefixNames
+from prefixwatch.exporters.caches.prefix_traffic import NodeTraffic, SpanCounts, node_traffic
+from prefixwatch.exporters.metrics_page.rows import rows
+from prefixwatch.kvcache.index.block_table import BlockTable, TableSnapshot
+from prefixwatch.kvcache.index.prefix_tree import PrefixTree, prefix_tree
 
 _log = logging.getLogger("prefixwatch.exporter")
 
 QUANTILES = (0.5, 0.95, 0.99)
 HOTTEST = 20
-"""So many branches are exported, beside those that have a name."""
+"""Number of branches that are exported, in addition to those that have a name."""
 
 REFRESH_SECONDS = 2.0
 TRAFFIC_REFRESH_SECONDS = 5.0
@@ -47,9 +47,10 @@ class TreeView:
     quantiles: Mapping[str, Sequence[float]]
     """By family, of `QUANTILES`."""
     hot_branch_tokens: Mapping[str, int]
-    spatial_locality: float | None
     traffic: NodeTraffic | None
     """None without request records."""
+    named: Mapping[str, PrefixShare]
+    """Of the running span, by the names that are configured."""
     changed_unix_seconds: float
     seconds: float
     """How long it took to compute."""
@@ -66,7 +67,7 @@ class PrefixSource:
         named: Sequence[NamedPrefix] = (),
         secret: str | None = None,
         *,
-        traffic: Callable[[float], BlockCounts | None] = lambda now_seconds: None,
+        traffic: Callable[[float], SpanCounts | None] = lambda now_seconds: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.table = BlockTable()
@@ -76,7 +77,8 @@ class PrefixSource:
         """Names this life of the process: versions begin again with the next."""
         self._traffic = traffic
         self._traffic_at = 0.0
-        self._counts: BlockCounts | None = None
+        self._counts: SpanCounts | None = None
+        self._named = NamedPrefixes()
         self._looks = 0
         self._wall_clock = wall_clock
         self._renamed = 0
@@ -90,7 +92,7 @@ class PrefixSource:
     def configure(self, named: Sequence[NamedPrefix]) -> None:
         """Other names from the next tree on."""
         self.names.configure(named)
-        self.view, self._renamed = None, self._renamed + 1
+        self.view, self._renamed, self._named = None, self._renamed + 1, NamedPrefixes()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep_refreshing(), name="prefix tree")
@@ -102,7 +104,7 @@ class PrefixSource:
                 await self._task
 
     async def refresh(self) -> None:
-        """Compute the tree anew if the table has changed, or traffic may have."""
+        """Compute the tree again if the table has changed, or traffic may have."""
         now = time.monotonic()
         unchanged = self.view is not None and self.view.tree.version == self.table.version
         if unchanged and now - self._traffic_at < TRAFFIC_REFRESH_SECONDS:
@@ -114,15 +116,18 @@ class PrefixSource:
         view = await asyncio.to_thread(self._look, self.table.snapshot(), counts)
         if renamed == self._renamed:  # else these are the old names
             self.view, self._counts, self._looks = view, counts, self._looks + 1
+            if counts is not None:
+                self._named.look(counts.number, view.named, counts.now.requests)
 
     def metrics(self, now_seconds: float) -> Iterator[Metric]:
         if not self.table.workers:
             return
-        blocks = gauge("prefix_tree_blocks")
+        blocks = rows("prefix_tree_blocks")
         blocks.add_metric([], len(self.table))
         yield blocks
         if self.view is not None:
             yield from _shape(self.view)
+        yield from self._named.metrics()
 
     def document(self, now_seconds: float) -> Mapping[str, Any]:
         if not self.table.workers:
@@ -147,9 +152,10 @@ class PrefixSource:
             took = self.view.seconds if self.view else 0.0
             await asyncio.sleep(max(REFRESH_SECONDS, took / _SHARE_OF_A_CORE))
 
-    def _look(self, snapshot: TableSnapshot, counts: BlockCounts | None) -> TreeView:
+    def _look(self, snapshot: TableSnapshot, counts: SpanCounts | None) -> TreeView:
         began = time.monotonic()
-        asked = {*self.names.fingerprints, *(counts.ended if counts else ()), *(counts.reused if counts else ())}
+        both = counts.both if counts is not None else None
+        asked = {*self.names.fingerprints, *(both.ended if both else ()), *(both.reused if both else ())}
         tree = prefix_tree(snapshot, asked)
         configured = self.names.by_node(tree)
         hot = dict.fromkeys(self.names.names, 0)  # a named prefix that isn't cached has no tokens: that is known
@@ -164,8 +170,8 @@ class PrefixSource:
                 "prefix_block_replicas": _quantiles(tree.replicas_of_block),
             },
             hot_branch_tokens=hot,
-            spatial_locality=spatial_ratio(tree),
-            traffic=node_traffic(tree, counts) if counts else None,
+            traffic=node_traffic(tree, both) if both is not None else None,
+            named=named_shares(self.names.nodes(tree), node_traffic(tree, counts.now)) if counts is not None else {},
             changed_unix_seconds=self._wall_clock(),
             seconds=time.monotonic() - began,
         )
@@ -177,13 +183,13 @@ def _quantiles(values: npt.NDArray[np.int64]) -> Sequence[float]:
 
 
 def _shape(view: TreeView) -> Iterator[Metric]:
-    height, hot = gauge("prefix_tree_height_levels"), gauge("prefix_hot_branch_tokens")
+    height, hot = rows("prefix_tree_height_levels"), rows("prefix_hot_branch_tokens")
     height.add_metric([], view.tree.height)
     for name, cached in view.hot_branch_tokens.items():
         hot.add_metric([name], cached)
     yield from (height, hot)
     for family_name, values in view.quantiles.items():
-        family = quantiles(family_name)
+        family = rows(family_name)
         for quantile, value in zip(QUANTILES, values, strict=False):
             family.add_metric([repr(quantile)], value)
         yield family

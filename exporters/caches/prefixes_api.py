@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from exporters.caches.prefixes import NO_EVENTS, NOT_YET, PrefixSource, TreeView
-from kvcache.prefix_tree import NO_PARENT, Ints, PrefixTree
+from prefixwatch.exporters.caches.prefixes import NO_EVENTS, NOT_YET, PrefixSource, TreeView
+from prefixwatch.kvcache.index.prefix_tree import NO_PARENT, Ints, PrefixTree
 
 SCHEMA = 1
 DEFAULT_DEPTH, DEFAULT_LIMIT = 3, 500
@@ -127,9 +127,7 @@ def prefixes_handler(source: PrefixSource) -> Any:
                 document = await asyncio.to_thread(prefixes_document, source, **asked)
         except UnknownNode as error:
             return _json({"error": str(error)}, status=404)
-        answer = _json(document, headers={"ETag": etag})
-        answer.enable_compression()
-        return answer
+        return _json(document, headers={"ETag": etag})
 
     return prefixes
 

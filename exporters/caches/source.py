@@ -8,26 +8,34 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from exporters.caches.believed_blocks import router_believed_blocks
-from exporters.caches.in_flight import in_flight_leaks, router_in_flight
-from exporters.caches.isolation import NO_EVENTS, NO_SALTS, IsolationCost, isolation_cost, isolation_families
-from exporters.caches.prefixes import PrefixSource
-from exporters.caches.value import break_even_tokens, effective_cache_value_tokens, warm_pool_utilization_ratio
-from exporters.families import gauge
-from exporters.fleet import merged_over
-from exporters.probes.prefill_baseline import PrefillBaseline
-from exporters.requests.locality import DIMENSIONS
-from exporters.scraping.target import Target
+from prefixwatch.exporters.caches.believed_blocks import router_believed_blocks
+from prefixwatch.exporters.caches.cache_size import Capacity
+from prefixwatch.exporters.caches.in_flight import in_flight_leaks, router_in_flight
+from prefixwatch.exporters.caches.isolation import (
+    NO_EVENTS,
+    NO_SALTS,
+    IsolationCost,
+    isolation_cost,
+    isolation_families,
+)
+from prefixwatch.exporters.caches.value import break_even_tokens, effective_cache_value_tokens
+from prefixwatch.exporters.caches.worker_targets import WorkerTargets
+from prefixwatch.exporters.fleet.derivation import merged_over
+from prefixwatch.exporters.metrics_page.rows import rows
+from prefixwatch.exporters.probes.prefill_baseline import PrefillBaselines
+from prefixwatch.exporters.scraping.target import Target
 
 _UNKNOWN = "unknown"
 
 Ratios = Callable[[float], Mapping[str, float]]
+Curves = Callable[[float, Capacity], Mapping[tuple[str, str], float]]
 
 
 class CacheSource:
     """The exporter's derived cache families.
 
-    `targets` is the exporter's list; `ratios` gives the locality that request records tell, by dimension;
+    `targets` is the exporter's list; `ratios` gives the locality that request records tell, by dimension; `curves` the
+    hit ratios at other cache sizes, by model and size;
     `kv_bytes_per_token` is the model's, of all layers and heads, None where nobody said.
     """
 
@@ -36,18 +44,19 @@ class CacheSource:
     def __init__(
         self,
         targets: Callable[[], Sequence[Target]],
-        prefixes: PrefixSource,
         ratios: Ratios,
-        baseline: PrefillBaseline,
+        curves: Curves,
+        baseline: PrefillBaselines,
         *,
         interval_seconds: float,
         kv_bytes_per_token: float | None = None,
     ) -> None:
         self._targets = targets
-        self._prefixes = prefixes
         self._ratios = ratios
+        self._curves = curves
         self._baseline = baseline
-        self._interval_seconds = interval_seconds
+        self.interval_seconds = interval_seconds
+        """Between two scrapes; a reload changes it."""
         self._kv_bytes_per_token = kv_bytes_per_token
 
     def metrics(self, now_seconds: float) -> Iterator[Metric]:
@@ -56,33 +65,36 @@ class CacheSource:
             ("effective_cache_value_tokens", self._values(targets)),
             ("router_in_flight_requests", router_in_flight(targets)),
             ("router_believed_blocks", router_believed_blocks(targets)),
-            ("in_flight_leak_requests", in_flight_leaks(targets, self._interval_seconds)),
-            ("locality_ratio", self._locality(now_seconds)),
+            ("in_flight_leak_requests", in_flight_leaks(targets, self.interval_seconds)),
+            ("locality_ratio", self._ratios(now_seconds)),
         ):
-            family = gauge(name)
+            family = rows(name)
             for label, value in values.items():
                 family.add_metric([label], value)
             yield family
-        warm = gauge("warm_pool_utilization_ratio")
-        utilization = self._warm_pool(targets)
-        if utilization is not None:
-            warm.add_metric([], utilization)
-        yield warm
-        even = gauge("kv_transfer_break_even_tokens")
+        even = rows("kv_transfer_break_even_tokens")
         for (source, destination), tokens in self._break_even(targets).items():
             even.add_metric([source or _UNKNOWN, destination or _UNKNOWN], tokens)
         yield even
+        sizes = rows("cache_size_hit_ratio")
+        for labels, ratio in self._sizes(targets, now_seconds).items():
+            sizes.add_metric(labels, ratio)
+        yield sizes
         costs = self._isolation(targets)
         yield from isolation_families((name, cost) for name, cost in costs.items() if cost is not None)
 
     def document(self, now_seconds: float) -> Mapping[str, Any]:
         targets = self._targets()
-        locality = self._locality(now_seconds)
+        locality = self._ratios(now_seconds)
         found: dict[str, Any] = {
             "effective_cache_value_tokens": self._values(targets),
-            "in_flight_leak_requests": in_flight_leaks(targets, self._interval_seconds),
+            "in_flight_leak_requests": in_flight_leaks(targets, self.interval_seconds),
             "locality_ratio": locality,
-            "warm_pool_utilization_ratio": self._warm_pool(targets),
+            "warm_pool_utilization_ratio": self._warm_pools(targets),
+            "cache_size_hit_ratio": [
+                {"model": model, "size": float(size), "ratio": ratio}
+                for (model, size), ratio in self._sizes(targets, now_seconds).items()
+            ],
             "kv_transfer_break_even_tokens": [
                 {"source": source or _UNKNOWN, "destination": destination or _UNKNOWN, "tokens": tokens}
                 for (source, destination), tokens in self._break_even(targets).items()
@@ -117,18 +129,24 @@ class CacheSource:
         heard = ((target.name, target.kv_events.counts()) for target in targets if target.kv_events)
         return {name: isolation_cost(counts) for name, counts in heard if counts is not None}
 
-    def _warm_pool(self, targets: Sequence[Target]) -> float | None:
-        return warm_pool_utilization_ratio(
-            (target.store.grown("prefix_hit_tokens"), target.numbers.kv_usage_mean_ratio)
+    def _warm_pools(self, targets: Sequence[Target]) -> dict[str, float]:
+        return {
+            target.name: value
             for target in targets
-            if target.store is not None and target.store.system.role == "engine" and target.numbers is not None
-        )
+            if target.store is not None
+            for value in target.store.gauges_of("warm_pool_utilization_ratio").values()
+        }
 
-    def _locality(self, now_seconds: float) -> dict[str, float]:
-        view = self._prefixes.view
-        spatial = view.spatial_locality if view is not None else None
-        found = {"spatial": spatial} if spatial is not None else {}
-        return {**found, **self._ratios(now_seconds)}
+    def _sizes(self, targets: Sequence[Target], now_seconds: float) -> Mapping[tuple[str, str], float]:
+        workers = WorkerTargets(targets)
+
+        def capacity(worker: str) -> float | None:
+            target = workers.find(worker)
+            blocks = target.numbers.kv_capacity_blocks if target and target.numbers else None
+            size = target.numbers.block_size_tokens if target and target.numbers else None
+            return blocks * size if blocks and size else None
+
+        return self._curves(now_seconds, capacity)
 
     def _break_even(self, targets: Sequence[Target]) -> dict[tuple[str, ...], float]:
         line = self._baseline.line()
@@ -147,11 +165,14 @@ class CacheSource:
 
     def _why_absent(self) -> Mapping[str, str]:
         no_line = "no baseline of cold prefills: set up probes of at least two prompt lengths"
-        no_size = "set kv_bytes_per_token, which no engine tells"
+        no_size = "set kv_bytes_per_token; engines do not report it"
         return {
             "effective_cache_value_tokens": "needs KV events, and a hit ratio in the window, of the same target",
             "in_flight_leak_requests": "needs a router that counts its requests in flight by worker, and its engines",
-            "warm_pool_utilization_ratio": "no engine hit its cache in the window",
+            "warm_pool_utilization_ratio": "no router reserves workers for misses: router.degradation is off, or its "
+            "chain isn't at the warm pool",
+            "cache_size_hit_ratio": "needs request records of our router, engines that report their cache's size, and "
+            "as many prompt tokens as it holds",
             "kv_transfer_break_even_tokens": no_size
             if self._kv_bytes_per_token is None
             else no_line
@@ -161,7 +182,8 @@ class CacheSource:
 
 
 _WHY_NO_LOCALITY = {
-    **dict.fromkeys(DIMENSIONS[:2], "no session's later request hit the cache in the window, by request records"),
-    DIMENSIONS[2]: "no request record tells who held its prefix, or the workers' zones and nodes aren't known",
-    "spatial": "no KV events tell what is cached",
+    "temporal": "no request in the window reused what its session, or its prefix, had before, by request records",
+    "spatial": "no request record says how its prompt opens and what it reused: the router remembers no prompts",
+    "identity": "no first request of a session names its user (the router's tenants.user_header) and reused something",
+    "topological": "no request record says which worker held its prefix",
 }

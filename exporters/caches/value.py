@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from exporters.probes.prefill_baseline import Line
-from exporters.scraping.histogram import Histogram
+from prefixwatch.exporters.probes.prefill_baseline import Line
+from prefixwatch.exporters.scraping.histogram import Histogram
 
 _QUICKEST_QUANTILE = 0.05
 
@@ -20,14 +18,6 @@ def effective_cache_value_tokens(
     if resident_blocks is None or block_size_tokens is None or hit_ratio is None:
         return None
     return resident_blocks * block_size_tokens * hit_ratio
-
-
-def warm_pool_utilization_ratio(workers: Iterable[tuple[float | None, float | None]]) -> float | None:
-    """How full the workers are that serve the hits: KV usage weighted by hit tokens, of (hit tokens in the window, KV
-    usage 0 to 1) of each worker. Workers of which either isn't known have no part in it."""
-    known = [(hits, usage) for hits, usage in workers if hits is not None and usage is not None]
-    total = sum(hits for hits, _ in known)
-    return sum(hits * usage for hits, usage in known) / total if total > 0 else None
 
 
 def break_even_tokens(times: Histogram, moved_bytes: float, kv_bytes_per_token: float, prefill: Line) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from exporters.scraping.target import Target
+from prefixwatch.exporters.scraping.target import Target
 
 
 class WorkerTargets:
@@ -18,15 +18,21 @@ class WorkerTargets:
         for target in targets:
             if target.system is not None and target.system.role == "engine":
                 self._by_name[target.name] = target
-                address = _address(target.config.url)
+                address = address_of_worker(target.config.url)
                 # Two targets behind one address can't be told apart by it.
                 self._by_address[address] = None if address in self._by_address else target
 
+    def name_of(self, worker: str) -> str:
+        """What the worker is called in all metrics: its target's name, otherwise the name that routers give it."""
+        target = self.find(worker)
+        return target.name if target else worker
+
     def find(self, worker: str) -> Target | None:
         """None where it isn't among the targets, or could be several."""
-        return self._by_name.get(worker) or self._by_address.get(_address(worker))
+        return self._by_name.get(worker) or self._by_address.get(address_of_worker(worker))
 
 
 @lru_cache(4096)
-def _address(url: str) -> str:
+def address_of_worker(url: str) -> str:
+    """host:port of a worker, given as that or as a URL."""
     return urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2]

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from exporters.discovery.relabel import RelabelRule
-from exporters.http.client_config import ClientConfig, Duration, Strict
+from prefixwatch.documents.durations import Duration
+from prefixwatch.exporters.discovery.relabel import RelabelRule
+from prefixwatch.exporters.http.client_config import ClientConfig, Strict
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -91,6 +92,8 @@ class DnsSdConfig(Strict):
 
 
 class NamespacesConfig(Strict):
+    """Which namespaces of the cluster to look in."""
+
     names: tuple[str, ...] = Field(default=(), description="namespaces to look in; all if none")
 
 
@@ -111,7 +114,7 @@ class KubernetesSdConfig(Strict):
     kubeconfig_file: Path | None = Field(
         default=None, description="a kubeconfig; without it the pod's own service account, else ~/.kube/config"
     )
-    refresh_interval: Duration = Field(default=300.0, description="how often to list everything anew beside watching")
+    refresh_interval: Duration = Field(default=300.0, description="how often to list everything again besides watching")
 
     @model_validator(mode="after")
     def _selectors_are_of_this_role(self) -> Self:

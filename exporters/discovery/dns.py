@@ -10,9 +10,9 @@ import dns.nameserver
 import dns.resolver
 from dns.rdatatype import RdataType
 
-from exporters.discovery.config import DnsSdConfig, split_nameserver
-from exporters.discovery.provider import DiscoveryError, Found
-from exporters.discovery.relabel import Labels
+from prefixwatch.exporters.discovery.config import DnsSdConfig, split_nameserver
+from prefixwatch.exporters.discovery.provider import DiscoveryError, Found
+from prefixwatch.exporters.discovery.relabel import Labels
 
 _LIFETIME_SECONDS = 5.0
 

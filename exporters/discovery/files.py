@@ -8,12 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from exporters.discovery.config import FileSdConfig
-from exporters.discovery.provider import DiscoveryError, Found, label_sets
-from exporters.discovery.relabel import Labels
-from exporters.http.client import Stamp, stamp
+from prefixwatch.documents import DocumentError, parse_plain
+from prefixwatch.exporters.discovery.config import FileSdConfig
+from prefixwatch.exporters.discovery.provider import DiscoveryError, Found, label_sets
+from prefixwatch.exporters.discovery.relabel import Labels
+from prefixwatch.exporters.http.credentials import Stamp, stamp
 
 
 class FileDiscovery:
@@ -61,12 +60,10 @@ class FileDiscovery:
 def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        return json.loads(text) if path.suffix == ".json" else parse_plain(text, name=str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise DiscoveryError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from error
     except json.JSONDecodeError as error:
         raise DiscoveryError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise DiscoveryError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    except DocumentError as error:
+        raise DiscoveryError(str(error)) from error

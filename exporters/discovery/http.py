@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 
-from exporters.discovery.config import HttpSdConfig
-from exporters.discovery.provider import DiscoveryError, Found, label_sets
-from exporters.http.redact import shown_url
-from exporters.scraping.scrape import ScrapeFault, Scraper
+from prefixwatch.exporters.discovery.config import HttpSdConfig
+from prefixwatch.exporters.discovery.provider import DiscoveryError, Found, label_sets
+from prefixwatch.exporters.discovery.relabel import Labels
+from prefixwatch.exporters.http.redact import shown_url
+from prefixwatch.exporters.scraping.scrape import ScrapeFault, Scraper
 
 
 class HttpDiscovery:
@@ -31,14 +33,20 @@ class HttpDiscovery:
             body = await self._scraper.get(self._config.url, self._client, headers)
         except ScrapeFault as fault:
             raise DiscoveryError(f"http_sd {shown}: {fault}; the last good list stays in use") from fault
-        try:
-            groups = json.loads(body)
-        except ValueError as error:
-            raise DiscoveryError(f"http_sd {shown}: the answer is not JSON: {error}") from error
-        return Found(label_sets(groups, f"http_sd {shown}", {"__meta_url": shown}))
+        targets = await asyncio.to_thread(_parsed, body, f"http_sd {shown}", {"__meta_url": shown})
+        return Found(targets)
 
     async def changed(self) -> None:
         await asyncio.sleep(self._config.refresh_interval)
 
     async def close(self) -> None:
         """The connection is the scraper's."""
+
+
+def _parsed(body: bytes, where: str, meta: Mapping[str, str]) -> list[Labels]:
+    """Off the event loop: a long list takes seconds."""
+    try:
+        groups = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise DiscoveryError(f"{where}: the answer is not JSON: {error}") from error
+    return label_sets(groups, where, meta)

@@ -6,23 +6,29 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
-from exporters.config import TargetConfig
-from exporters.discovery.config import DnsSdConfig, FileSdConfig, HttpSdConfig, KubernetesSdConfig, ScrapeConfig
-from exporters.discovery.dns import DnsDiscovery
-from exporters.discovery.files import FileDiscovery
-from exporters.discovery.http import HttpDiscovery
-from exporters.discovery.provider import Provider
-from exporters.discovery.relabel import Labels, relabel
-from exporters.errors import ExporterError
-from exporters.http.client_config import ClientConfig
-from exporters.http.redact import shown_url
-from exporters.scraping.scrape import Scraper
+from prefixwatch.exporters.config import TargetConfig
+from prefixwatch.exporters.discovery.config import (
+    DnsSdConfig,
+    FileSdConfig,
+    HttpSdConfig,
+    KubernetesSdConfig,
+    ScrapeConfig,
+)
+from prefixwatch.exporters.discovery.files import FileDiscovery
+from prefixwatch.exporters.discovery.http import HttpDiscovery
+from prefixwatch.exporters.discovery.provider import Provider
+from prefixwatch.exporters.discovery.relabel import Labels, relabel
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.http.client_config import ClientConfig
+from prefixwatch.exporters.http.redact import shown_url
+from prefixwatch.exporters.scraping.scrape import Scraper
+from prefixwatch.kvcache.events.endpoints import endpoint_list
 
 SdConfig = FileSdConfig | HttpSdConfig | DnsSdConfig | KubernetesSdConfig
 
 
 def sd_configs(job: ScrapeConfig) -> list[SdConfig]:
-    """Every place that the job looks in, but for its static targets."""
+    """Every place that the job looks in, except its static targets."""
     return [*job.file_sd_configs, *job.http_sd_configs, *job.dns_sd_configs, *job.kubernetes_sd_configs]
 
 
@@ -34,6 +40,8 @@ def provider_for(config: SdConfig, scraper: Scraper) -> Provider:
         case HttpSdConfig():
             return HttpDiscovery(config, scraper)
         case DnsSdConfig():
+            from prefixwatch.exporters.discovery.dns import DnsDiscovery  # noqa: PLC0415  # dnspython: only where used
+
             return DnsDiscovery(config)
         case KubernetesSdConfig():
             return _kubernetes(config)
@@ -41,7 +49,7 @@ def provider_for(config: SdConfig, scraper: Scraper) -> Provider:
 
 def _kubernetes(config: KubernetesSdConfig) -> Provider:
     try:
-        from exporters.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415  # optional
+        from prefixwatch.exporters.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415  # optional
     except ModuleNotFoundError as error:
         raise ExporterError(
             "kubernetes_sd_configs needs the Kubernetes client, which is not installed: "
@@ -54,10 +62,14 @@ def static_targets(job: ScrapeConfig) -> list[Labels]:
     return [{**group.labels, "__address__": address} for group in job.static_configs for address in group.targets]
 
 
-def target_configs(job: ScrapeConfig, found: Iterable[Labels]) -> tuple[list[TargetConfig], list[str]]:
-    """The targets that remain after relabelling, and why a label set that should be one can't be."""
+def target_configs(job: ScrapeConfig, found: Iterable[Labels], most: int) -> tuple[list[TargetConfig], list[str]]:
+    """The targets that remain after relabelling, at most that many, and why a label set that should be one can't be.
+
+    No more label sets are looked at once there are enough targets.
+    """
     client = job.client()
-    targets, problems = [], []
+    targets: list[TargetConfig] = []
+    problems: list[str] = []
     for labels in found:
         kept = relabel(
             {"job": job.job_name, "__scheme__": job.scheme, "__metrics_path__": job.metrics_path} | labels,
@@ -65,6 +77,9 @@ def target_configs(job: ScrapeConfig, found: Iterable[Labels]) -> tuple[list[Tar
         )
         if kept is None or "__address__" not in kept:
             continue
+        if len(targets) >= most or len(problems) >= most:
+            problems.append(f"job {job.job_name}: only the first {most} targets are used: see limits.targets")
+            break
         try:
             targets.append(_target(job, client, kept))
         except ValidationError as error:
@@ -81,8 +96,8 @@ def _target(job: ScrapeConfig, client: ClientConfig, labels: Labels) -> TargetCo
         name=labels.get("instance", address),
         url=f"{labels.get('__scheme__', 'http')}://{address}{labels.get('__metrics_path__', '/metrics')}",
         system=labels.get("__system__", job.system),
-        kv_events=labels.get("__kv_events__"),
-        kv_replay=labels.get("__kv_replay__"),
+        kv_events=endpoint_list(labels.get("__kv_events__")),
+        kv_replay=endpoint_list(labels.get("__kv_replay__")),
         model=labels.get("__model__"),
         zone=labels.get("zone", ""),
         node=labels.get("node", ""),

@@ -20,10 +20,10 @@ from kubernetes.client import ApiException
 from kubernetes.watch import Watch
 from urllib3.exceptions import HTTPError
 
-from exporters.discovery.config import KubernetesSdConfig
-from exporters.discovery.kubernetes_objects import Object, pod_targets, service_targets
-from exporters.discovery.provider import DiscoveryError, Found
-from exporters.errors import ExporterError
+from prefixwatch.exporters.discovery.config import KubernetesSdConfig
+from prefixwatch.exporters.discovery.kubernetes_objects import Object, pod_targets, service_targets
+from prefixwatch.exporters.discovery.provider import DiscoveryError, Found
+from prefixwatch.exporters.errors import ExporterError
 
 _ANY_NAMESPACE = ""
 _WATCH_SECONDS = 60
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class KubernetesDiscovery:
-    """Keeps what a list told and what the watches changed since; lists anew after any trouble."""
+    """Keeps what a list returned and what the watches changed since; lists again after any trouble."""
 
     name = "kubernetes_sd"
 
@@ -82,7 +82,7 @@ class KubernetesDiscovery:
         await asyncio.gather(*self._watches.values(), return_exceptions=True)
 
     async def _follow(self, scope: str) -> None:
-        """Watch until something goes wrong; then the scope isn't up to date any more and is listed anew."""
+        """Watch until something goes wrong; then the scope isn't up to date any more and is listed again."""
         loop = asyncio.get_running_loop()
 
         def deliver(event: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class KubernetesDiscovery:
                 deliver(event)
 
     def _call(self, scope: str) -> Any:
-        """The client's own method: its documentation tells the watch what it brings."""
+        """The client's own method: the watch reads from its documentation what it returns."""
         role = self._config.role
         if scope == _ANY_NAMESPACE:
             return getattr(self._api, f"list_{role}_for_all_namespaces")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from exporters.discovery.relabel import Labels
+from prefixwatch.exporters.discovery.relabel import Labels
 
 Object = Mapping[str, Any]
 

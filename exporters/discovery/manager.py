@@ -7,16 +7,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from exporters.config import TargetConfig
-from exporters.discovery.config import ScrapeConfig
-from exporters.discovery.job import provider_for, sd_configs, static_targets, target_configs
-from exporters.discovery.provider import DiscoveryError, Provider
-from exporters.discovery.relabel import Labels
-from exporters.http.client_config import Strict
-from exporters.scraping.scrape import Scraper
+from prefixwatch.exporters.config import TargetConfig
+from prefixwatch.exporters.discovery.config import ScrapeConfig
+from prefixwatch.exporters.discovery.job import provider_for, sd_configs, static_targets, target_configs
+from prefixwatch.exporters.discovery.provider import DiscoveryError, Provider
+from prefixwatch.exporters.discovery.relabel import Labels
+from prefixwatch.exporters.http.client_config import Strict
+from prefixwatch.exporters.scraping.scrape import Scraper
 
 _log = logging.getLogger("prefixwatch.discovery")
+
+_LOGGED_PROBLEMS = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -79,21 +82,20 @@ class Discovery:
     async def close(self) -> None:
         await _stop(self._lookups)
 
-    def targets(self) -> list[TargetConfig]:
-        """Of all jobs, in their order; what can't be a target is among `problems`."""
+    def targets(self, most: int) -> list[TargetConfig]:
+        """Of all jobs, in their order, at most the limit; what can't be a target is among `problems`."""
         targets: list[TargetConfig] = []
         problems: list[str] = []
         for job in self._jobs:
-            found = static_targets(job)
-            for lookup in self._lookups:
-                if lookup.job == job.job_name:
-                    found += lookup.found
-            of_job, wrong = target_configs(job, found)
+            own = (lookup.found for lookup in self._lookups if lookup.job == job.job_name)
+            of_job, wrong = target_configs(job, chain(static_targets(job), *own), most - len(targets))
             targets += of_job
             problems += wrong
         if tuple(problems) != self._problems:
-            for problem in problems:
+            for problem in problems[:_LOGGED_PROBLEMS]:
                 _log.warning("discovered target left out", extra={"problem": problem})
+            if len(problems) > _LOGGED_PROBLEMS:
+                _log.warning("more discovered targets left out", extra={"targets": len(problems) - _LOGGED_PROBLEMS})
         self._problems = tuple(problems)
         return targets
 

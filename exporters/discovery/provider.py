@@ -8,10 +8,13 @@ from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from exporters.discovery.config import StaticConfig
-from exporters.discovery.relabel import Labels
+from prefixwatch.exporters.discovery.config import StaticConfig
+from prefixwatch.exporters.discovery.relabel import Labels
 
 _GROUPS = TypeAdapter(list[StaticConfig])
+
+MOST_LISTED = 100_000
+"""Addresses in one list: more are a mistake, or an attack on the exporter's memory."""
 
 
 class DiscoveryError(Exception):
@@ -58,4 +61,7 @@ def label_sets(groups: object, where: str, meta: Mapping[str, str]) -> list[Labe
             f'{where}: {path.lstrip(".") or "document"}: {first["msg"]}; expected [{{"targets": ["host:port"], '
             '"labels": {"name": "value"}}]'
         ) from error
+    listed = sum(len(group.targets) for group in parsed)
+    if listed > MOST_LISTED:
+        raise DiscoveryError(f"{where}: lists {listed} targets, at most {MOST_LISTED} can be read: split the list")
     return [{**group.labels, **meta, "__address__": address} for group in parsed for address in group.targets]

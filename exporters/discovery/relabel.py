@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from exporters.http.client_config import Strict
+from prefixwatch.exporters.http.client_config import Strict
 
 Labels = dict[str, str]
 

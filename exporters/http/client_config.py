@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
-
-from exporters.durations import seconds_of
-
-Duration = Annotated[float, BeforeValidator(seconds_of), Field(gt=0, allow_inf_nan=False)]
-"""Seconds, as a number or in Prometheus' spelling: 30s, 1m30s."""
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 TlsVersion = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
 
@@ -89,7 +84,7 @@ class ClientConfig(Strict):
 
     @property
     def tls_unverified(self) -> bool:
-        """Whoever answers is taken for who was asked."""
+        """Any peer that answers is trusted."""
         return self.tls_config is not None and self.tls_config.insecure_skip_verify
 
     def client(self) -> ClientConfig:

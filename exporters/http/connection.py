@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import cast
 
-from exporters.http.response import Answer, BadHttp, ResponseReader, TooLarge
+from prefixwatch.exporters.http.response import Answer, BadHttp, ResponseReader, TooLarge
 
 
 class Overloaded(Exception):

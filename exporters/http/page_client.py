@@ -1,6 +1,6 @@
 """Gets pages over HTTP/1.1; connections are kept and used again.
 
-A general HTTP client takes ten times the CPU for a page, which was a third of what a scrape cost.
+A general client (aiohttp) takes more than twice the CPU for a page: `benchmarks/http_client.py`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ import re
 import socket
 import ssl
 import time
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import aiohappyeyeballs
+from yarl import URL
 
-from exporters.http.address import Address, address_of
-from exporters.http.connection import Connection, Receiving
-from exporters.http.response import Answer
+from prefixwatch.exporters.http.connection import Connection, Receiving
+from prefixwatch.exporters.http.response import Answer
 
 _NEXT_ADDRESS_AFTER_SECONDS = 0.25
 """Of RFC 8305: how long one of a host's addresses is tried before the next is tried as well."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""What no header may have; tabs may stand in one, line ends between them."""
+"""Not allowed in headers; tabs may be in one, line ends between them."""
+_NOT_IN_ADDRESS = re.compile(r"[\x00-\x20\x7f]")
+_REMEMBERED = 4_096
 
 
 class CannotConnect(Exception):
@@ -36,8 +39,20 @@ class CannotConnect(Exception):
         self.error = error
 
 
+class Address(NamedTuple):
+    """Whom to connect to, and what to ask for."""
+
+    scheme: str
+    host: str
+    port: int
+    opening: str
+    """A GET's request line and the headers that come from the address, without a line end after them."""
+    has_login: bool
+    """Whether there is an Authorization header among those."""
+
+
 class _Origin(NamedTuple):
-    """Whom a connection is to. Requests to equal ones can share it."""
+    """The peer of a connection. Requests to equal ones can share it."""
 
     host: str
     port: int
@@ -50,7 +65,7 @@ class PageClient:
 
     def __init__(self, receiving: Receiving, keep_connection_seconds: float) -> None:
         self._receiving = receiving
-        self._keep_seconds = keep_connection_seconds
+        self.keep_seconds = keep_connection_seconds
         self._idle: defaultdict[_Origin, list[Connection]] = defaultdict(list)
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -116,10 +131,10 @@ class PageClient:
             self._sweep_later()
 
     def _sweep_later(self) -> None:
-        self._sweep = asyncio.get_running_loop().call_later(self._keep_seconds, self._close_old)
+        self._sweep = asyncio.get_running_loop().call_later(self.keep_seconds, self._close_old)
 
     def _close_old(self) -> None:
-        oldest_seconds = time.monotonic() - self._keep_seconds
+        oldest_seconds = time.monotonic() - self.keep_seconds
         for origin, connections in list(self._idle.items()):
             kept = [one for one in connections if one.usable and one.idle_since_seconds > oldest_seconds]
             for connection in connections:
@@ -149,6 +164,27 @@ class PageClient:
         except OSError as error:
             raise CannotConnect(error) from error
         return connection
+
+
+@lru_cache(_REMEMBERED)
+def address_of(url: str) -> Address:
+    """Raises ValueError for an address that nothing can be asked for at."""
+    parts = URL(url, encoded=True)
+    if parts.raw_host is None or parts.port is None or parts.scheme not in ("http", "https"):
+        raise ValueError(f"'{parts.scheme}' with host '{parts.raw_host}' is not an http or https address")
+    if _NOT_IN_ADDRESS.search(url):
+        raise ValueError("the address has a space or a control character: write them as %20 and the like")
+    opening = f"GET {parts.raw_path_qs or '/'} HTTP/1.1\r\nHost: {parts.host_port_subcomponent}"
+    has_login = parts.raw_user is not None or parts.raw_password is not None
+    if has_login:
+        login = f"{parts.user or ''}:{parts.password or ''}"
+        opening += f"\r\nAuthorization: Basic {b64encode(login.encode()).decode()}"
+    return Address(parts.scheme, parts.raw_host, parts.port, opening, has_login)
+
+
+def redirected(url: str, location: str) -> str:
+    """Where a redirect leads. Raises ValueError for one that can't be read."""
+    return str(URL(url, encoded=True).join(URL(location)))
 
 
 @cache

@@ -12,7 +12,9 @@ import hmac
 import secrets
 import ssl
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Self
@@ -20,14 +22,16 @@ from typing import Literal, Self
 import bcrypt
 from pydantic import Field, field_validator, model_validator
 
-from documents import load
-from exporters.errors import ExporterError
-from exporters.http.client import TLS_VERSIONS, Stamp, stamp
-from exporters.http.client_config import Strict, TlsVersion
+from prefixwatch.documents import load
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.http.client_config import Strict, TlsVersion
+from prefixwatch.exporters.http.credentials import TLS_VERSIONS, Stamp, stamp
 
 _REMEMBERED_LOGINS = 100
-_NO_USER_HASH = b"$2b$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
-"""Compared with when there is no such user, so that the answer takes as long."""
+_BCRYPT_BYTES = 72
+_CHECKING_THREADS = 2
+_MOST_WAITING = 32
+"""Logins that wait for a thread; each takes up to half a second."""
 _HEADERS = (
     "Content-Security-Policy",
     "Strict-Transport-Security",
@@ -105,6 +109,10 @@ class Prepared:
     stamps: tuple[Stamp | None, ...]
 
 
+class TooManyLogins(Exception):
+    """More logins are being checked than the exporter has time for; the client may try again."""
+
+
 class WebSecurity:
     """Who may see the pages. Raises DocumentError or ExporterError for a file that can't be used."""
 
@@ -112,6 +120,8 @@ class WebSecurity:
         self._file = file
         self._key = secrets.token_bytes(32)
         self._logins: OrderedDict[bytes, bool] = OrderedDict()
+        self._checking = ThreadPoolExecutor(_CHECKING_THREADS, thread_name_prefix="logins")
+        self._waiting = 0
         prepared = self._read()
         self._config, self._stamps = prepared.config, prepared.stamps
         tls = self._config.tls_server_config
@@ -159,18 +169,27 @@ class WebSecurity:
         return self._stamps_of(self._config) != self._stamps
 
     async def allows(self, authorization: str | None) -> bool:
-        """Whether this Authorization header is one of the users'. Wrong ones cost as much time as right ones."""
+        """Whether this Authorization header is one of the users'. Takes as long for an unknown user as for a wrong
+        password. Raises TooManyLogins when too many new logins are being checked."""
         user, password = _user_and_password(authorization)
-        hashed = self._config.basic_auth_users.get(user)
-        compared = hashed.encode() if hashed else _NO_USER_HASH
-        digest = hmac.digest(self._key, b"\0".join((user.encode(), compared, password)), sha256)
+        hashes = self._config.basic_auth_users
+        hashed = hashes[user].encode() if user in hashes else b""
+        digest = hmac.digest(self._key, b"\0".join((user.encode(), hashed, password)), sha256)
         known = self._logins.get(digest)
         if known is None:
-            known = await asyncio.to_thread(_matches, password, compared)
+            if self._waiting >= _MOST_WAITING:
+                raise TooManyLogins
+            self._waiting += 1
+            try:
+                dearest = max(map(_cost, hashes.values()))
+                check = partial(_matches, password, hashed, dearest)
+                known = await asyncio.get_running_loop().run_in_executor(self._checking, check)
+            finally:
+                self._waiting -= 1
             self._logins[digest] = known
             if len(self._logins) > _REMEMBERED_LOGINS:
                 self._logins.popitem(last=False)
-        return known and hashed is not None
+        return known
 
     def _stamps_of(self, config: WebConfig) -> tuple[Stamp | None, ...]:
         tls = config.tls_server_config
@@ -178,11 +197,26 @@ class WebSecurity:
         return tuple(stamp(file) for file in files if file is not None)
 
 
-def _matches(password: bytes, hashed: bytes) -> bool:
-    try:
-        return bcrypt.checkpw(password, hashed)
-    except ValueError:  # longer than bcrypt's 72 bytes, or with a NUL: nobody's password
+def _cost(hashed: str) -> int:
+    """The cost of a bcrypt hash: `$2b$COST$…`, 2 to the power of COST rounds."""
+    return int(hashed.split("$")[2])
+
+
+def _matches(password: bytes, hashed: bytes, dearest: int) -> bool:
+    """Whether it is the password of this hash; False for an empty one, which is nobody's.
+
+    Takes the time of a hash of cost `dearest` in any case: a cheaper one is followed by others that add up to it, since
+    2**c + 2**c + 2**(c + 1) + … + 2**(d - 1) = 2**d. A password that bcrypt can't take is checked as another one.
+    """
+    possible = len(password) <= _BCRYPT_BYTES and b"\0" not in password
+    tried = password if possible else b"-"
+    if not hashed:
+        bcrypt.hashpw(tried, bcrypt.gensalt(dearest))
         return False
+    matches = bcrypt.checkpw(tried, hashed)
+    for cost in range(_cost(hashed.decode()), dearest):
+        bcrypt.hashpw(tried, bcrypt.gensalt(cost))
+    return matches and possible
 
 
 def _user_and_password(authorization: str | None) -> tuple[str, bytes]:

@@ -12,11 +12,11 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from exporters.families import MIN_OBSERVATIONS, NAMESPACE
-from exporters.fleet import FleetNumbers, merged_by
-from exporters.scraping.histogram import Histogram
-from exporters.scraping.target import Target
-from kvcache.cache_class import HIT, MISS, PARTIAL
+from prefixwatch.exporters.fleet.derivation import FleetNumbers, merged_over, stores
+from prefixwatch.exporters.metrics_page.families import MIN_OBSERVATIONS, NAMESPACE
+from prefixwatch.exporters.scraping.histogram import Histogram
+from prefixwatch.exporters.scraping.target import Target
+from prefixwatch.kvcache.cache_class import HIT, MISS, PARTIAL
 
 POINTS = 360
 EVERY_SECONDS = 5.0
@@ -110,7 +110,8 @@ def take_sample(
     if told := families.get("ttft_seconds"):
         ttft = _histograms(told, "cache")
     else:
-        ttft = {cache: merged.histogram for cache, merged in merged_by(targets, "ttft_by_cache", "cache").items()}
+        by_cache = merged_over(stores(targets, "router"), "ttft_by_cache", "cache")
+        ttft = {cache: merged.histogram for (cache,), merged in by_cache.items()}
     return Sample(
         unix_seconds,
         monotonic_seconds,
@@ -123,11 +124,13 @@ def take_sample(
 
 
 def _histograms(family: Metric, label: str) -> dict[str, Histogram]:
-    """A histogram family's series by the value of one label."""
+    """A histogram family by the value of one label, summed over all others. Its series have the same bounds."""
     found: dict[str, dict[float, float]] = {}
     for sample in family.samples:
         if sample.name.endswith("_bucket"):
-            found.setdefault(sample.labels[label], {})[float(sample.labels["le"])] = sample.value
+            counts = found.setdefault(sample.labels[label], {})
+            bound = float(sample.labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + sample.value
     return {value: Histogram(tuple(sorted(by)), tuple(by[le] for le in sorted(by))) for value, by in found.items()}
 
 

@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exporters.families import NAMESPACE
-from exporters.fleet import FAMILY_OF, OVERLOAD_FACTOR, FleetNumbers
-from exporters.http.redact import shown_url
-from exporters.live.flag_words import flag_words
-from exporters.live.history import Families, Point, total
-from exporters.live.wording import UNKNOWN, count, percent, seconds, share
-from exporters.scraping.target import Target
-from slo.objective import Objective
+from prefixwatch.exporters.fleet.derivation import FAMILY_OF, OVERLOAD_FACTOR, FleetNumbers
+from prefixwatch.exporters.http.redact import shown_url
+from prefixwatch.exporters.isolation.verdicts import LEAST_AUDITED_RATIO
+from prefixwatch.exporters.live.history import Families, Point, total
+from prefixwatch.exporters.live.wording import UNKNOWN, count, flag_words, percent, seconds, share
+from prefixwatch.exporters.metrics_page.families import NAMESPACE
+from prefixwatch.exporters.scraping.target import Target
+from prefixwatch.kvcache.cache_class import HIT, REUSABLE, WHOLE_PROMPT
+from prefixwatch.slo.objective import Objective
 
-GOOD, BAD, DOUBTFUL, NEUTRAL = "good", "bad", "doubtful", "neutral"
+GOOD, BAD, DOUBTFUL, NEUTRAL, ELSEWHERE = "good", "bad", "doubtful", "neutral", "elsewhere"
 """States of a figure; the page has a sign and a word for each."""
 
 _BUSY_REQUESTS = 2.0
@@ -87,19 +88,43 @@ class NamedRow:
     workers: str
 
 
+BLOCK: Mapping[str, str] = {
+    "hit_tokens_per_second": "hit tokens/s", "hit_ratio": "prompt tokens from cache", "ttft_hit_p50": "TTFT hit p50",
+    "ttft_hit_p95": "TTFT hit p95", "ttft_miss_p50": "TTFT miss p50", "ttft_miss_p95": "TTFT miss p95",
+    "goodput_ratio": "goodput", "hotspot_max_over_mean": "busiest / mean", "evicted_blocks": "evicted blocks",
+    "isolation_violations": "isolation violations",
+}  # fmt: skip
+"""Columns of the first row: figures of `fleet.status`, and their short titles."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """The block of figures of one model."""
+
+    model: str
+    cells: Sequence[Cell]
+
+
 @dataclass(frozen=True, slots=True)
 class LiveView:
     """All of the page but the prefix map and the charts."""
 
     cards: Sequence[Card]
+    block: Sequence[BlockRow]
     workers: Sequence[WorkerRow]
     objectives: Sequence[ObjectiveRow]
     isolation: Sequence[tuple[str, str, str]]
-    """What could be told, how often it happened, and its state."""
-    not_told: Sequence[tuple[str, str]]
+    """What could be judged, how often it happened, and its state."""
+    findings: Sequence[tuple[str, str, str, str]]
+    """The latest: what was found, whose cache or salt it is, at which worker, and the ids of requests that show it."""
+    not_known: Sequence[tuple[str, str]]
     """Quantities that aren't known, and why."""
     problems: Sequence[str]
     named: Sequence[NamedRow]
+
+    @property
+    def block_titles(self) -> Sequence[str]:
+        return list(BLOCK.values())
 
     @property
     def alarms(self) -> Sequence[str]:
@@ -127,11 +152,14 @@ def live_view(
     documents: Mapping[str, Mapping[str, Any]],
     *,
     objectives: Sequence[Objective] = (),
+    elsewhere: Sequence[tuple[str, str]] = (),
+    block: Mapping[str, Any] | None = None,
     point: Point | None = None,
     named: Sequence[NamedRow] = (),
     now_seconds: float = 0.0,
 ) -> LiveView:
-    """`documents` are those of the further sources by name, `families` the metrics of the request records."""
+    """`documents` are those of the other sources by name, `families` the metrics of the request records, `block` the
+    document of `fleet.status`. `elsewhere` are the names and rules of objectives that only Prometheus can judge."""
     rows = [_worker(target, fleet, now_seconds) for target in targets]
     requests = documents.get("requests", {})
     isolation = _isolation(requests)
@@ -146,12 +174,15 @@ def live_view(
         _isolation_card(isolation, requests),
         _saved_card(families, requests),
     ]
+    judged += [_objective_elsewhere(name, rule) for name, rule in elsewhere]
     return LiveView(
         cards=cards,
+        block=_block(block or {}),
         workers=rows,
         objectives=judged,
         isolation=isolation,
-        not_told=list(_not_told(fleet, families, documents)),
+        findings=_findings(requests),
+        not_known=list(_not_known(fleet, families, documents)),
         problems=list(_problems(documents)),
         named=named,
     )
@@ -181,6 +212,15 @@ def _worker(target: Target, fleet: FleetNumbers, now_seconds: float) -> WorkerRo
         ttft=_cell(ttft, seconds, why or absent.get("ttft", "it doesn't time first tokens")),
         warnings=[flag_words(flag) for flag, raised in flags.items() if raised and (target.up or flag != "stale")],
     )
+
+
+def _block(document: Mapping[str, Any]) -> list[BlockRow]:
+    rows = []
+    for model, figures in document.get("models", {}).items():
+        by_name = {one["name"]: one for one in figures}
+        cells = [_cell(one["value"], _WORDS[one["unit"]], one["why"]) for one in map(by_name.__getitem__, BLOCK)]
+        rows.append(BlockRow(model or "(no model)", cells))
+    return rows
 
 
 def _cell(value: float | None, words: Any, why: str) -> Cell:
@@ -234,7 +274,16 @@ def _ttft_card(point: Point | None, fleet: FleetNumbers, requests: Mapping[str, 
         return Card("ttft", title, figure, f"median of the last minute; {_FEW_FIRST_TOKENS}")
     slower = reused >= miss
     detail = f"a {kind} is not faster than a miss" if slower else f"a miss waits {seconds(miss - reused)} longer"
-    return Card("ttft", title, figure, f"median of the last minute; {detail}", BAD if slower else GOOD)
+    detail = f"median of the last minute; {detail}; {_basis(requests)}"
+    return Card("ttft", title, figure, detail, BAD if slower else GOOD)
+
+
+def _basis(requests: Mapping[str, Any]) -> str:
+    """What hits are measured against, by most requests."""
+    counts = requests.get("cache_classes", {}).get(HIT, {})
+    if counts.get(REUSABLE, 0) >= counts.get(WHOLE_PROMPT, 0):
+        return "a hit reuses all that was sent before"
+    return "a hit reuses the whole prompt"
 
 
 def _hit_card(fleet: FleetNumbers, families: Families) -> Card:
@@ -272,6 +321,32 @@ def _isolation(requests: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
+_FINDING_WORDS: Mapping[str, str] = {
+    "cross_tenant_hit": "reused what its tenant never sent",
+    "salt_ignored": "reused what was sent under another salt",
+    "salt_reused": "two tenants have the same salt",
+    "tenant_without_salt": "no salt beside other tenants",
+    "salt_per_request": "a new salt with each request",
+    "stored_unsalted": "stored without a salt, where another tenant's are",
+    "stored_salt_shared": "stored under a salt that another tenant has",
+    "fast_cold_prompt": "first tokens as fast as hits",
+}
+_TIER_WORDS: Mapping[str, str] = {"gpu": ", GPU tier", "external": ", outer tier", "unknown": ""}
+_FINDINGS_SHOWN = 10
+
+
+def _findings(requests: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            f"{_FINDING_WORDS.get(one['kind'], one['kind'])} ({one['certainty']}{_TIER_WORDS[one['tier']]})",
+            " ← ".join(name for name in (one["tenant"] or "no tenant", one.get("other_tenant")) if name),
+            one["worker"],
+            ", ".join(one["evidence"]),
+        )
+        for one in requests.get("isolation", {}).get("latest_findings", ())[:_FINDINGS_SHOWN]
+    ]
+
+
 def _isolation_card(rows: Sequence[tuple[str, str, str]], requests: Mapping[str, Any]) -> Card:
     title = "Tenant isolation"
     document = requests.get("isolation", {})
@@ -282,6 +357,9 @@ def _isolation_card(rows: Sequence[tuple[str, str, str]], requests: Mapping[str,
     violations = sum(document["violations"].values())
     audited = count(document.get("audited_requests", 0))
     detail = f"{audited} requests audited, {count(document.get('not_audited_requests', 0))} could not be"
+    if not violations and document.get("audited_ratio", 1.0) < LEAST_AUDITED_RATIO:
+        most = max(document["not_audited"].values(), key=lambda one: one["requests"])["why"]
+        return Card("isolation", title, UNKNOWN, f"{detail}, mostly because {most}", DOUBTFUL)
     return Card(
         "isolation", title, f"{count(violations)} {'finding' if violations == 1 else 'findings'}", detail, state
     )
@@ -314,13 +392,25 @@ def _objective(objective: Objective, told: Mapping[str, Any]) -> ObjectiveRow:
     )
 
 
+def _objective_elsewhere(name: str, rule: str) -> ObjectiveRow:
+    why = "it judges no single requests: Prometheus evaluates it"
+    return ObjectiveRow(name, rule, Cell(UNKNOWN, why=why), UNKNOWN, UNKNOWN, UNKNOWN, ELSEWHERE)
+
+
+_WORDS: Mapping[str, Any] = {
+    "ratio": percent, "s": seconds, "×": lambda value: f"{value:.2g}×", "tokens/s": count, "blocks": count,
+    "requests": count, "bytes/s": count,
+}  # fmt: skip
+"""How figures of a unit are written."""
+
+
 def _why(requests: Mapping[str, Any], otherwise: str) -> str:
     return str(requests.get("absent", {}).get("everything", "")) or (
         otherwise if requests.get("records") else _NO_REQUESTS
     )
 
 
-def _not_told(
+def _not_known(
     fleet: FleetNumbers, families: Families, documents: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, str]]:
     told = {name: why for name, why in fleet.absent.items() if FAMILY_OF.get(name, name) not in families}

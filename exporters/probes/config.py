@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from exporters.http.client_config import ClientConfig, Duration, Strict
+from prefixwatch.documents.durations import Duration
+from prefixwatch.exporters.http.client_config import ClientConfig, Strict
 
 Tokens = Annotated[int, Field(gt=0)]
 

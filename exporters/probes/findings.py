@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from exporters.probes.request import ProbeAnswer
+from prefixwatch.exporters.probes.request import ProbeAnswer
 
 SHARED_OPENING_TOKENS = 64
-"""So many cached tokens of a prompt that nobody sent prove nothing: a chat template's opening is the same in all."""
+"""This many cached tokens of a prompt that nobody sent prove nothing: a chat template's opening is the same in all."""
 _PAIRS = 3
 """Judged over this many pairs: a single repeat may have gone to another worker, or been evicted."""
 _CLEARLY_FASTER = 0.8
+_SCRAPED_WITHIN_SECONDS = 30.0
+"""What was cached for a probe is in the engine's counter, as scraped, after this time."""
+_MISSED_RATIO = 0.5
+"""A counter that grew by less than this share of the probes' own hits counts something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Pair:
 
     @property
     def reported(self) -> bool:
-        """The endpoint tells cached tokens. Engines that do often leave out a 0, so a number anywhere will do."""
+        """The endpoint reports cached tokens. Engines that do often leave out a 0, so a number anywhere will do."""
         return self.repeat.cached_tokens is not None or self.cold.cached_tokens is not None
 
     @property
@@ -41,12 +45,46 @@ class Pair:
         return (self.cold_tokens or 0) <= SHARED_OPENING_TOKENS
 
 
+class CountedHits:
+    """Cached tokens that the repeats report, beside what the same engine's hit counter grew by meanwhile."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._counted: float | None = None
+        self._reported: list[tuple[float, int]] = []
+        self._settled_tokens = self._settled = 0
+
+    def counted(self, total: float | None, now_seconds: float) -> None:
+        """The counter's value by the last scrape, None where it isn't known."""
+        if total is None or (self._counted is not None and total < self._counted):  # another engine, or none
+            self._first, self._settled_tokens, self._settled = total, 0, 0
+            self._reported.clear()
+        self._first = total if self._first is None else self._first
+        self._counted = total
+        while self._reported and now_seconds - self._reported[0][0] >= _SCRAPED_WITHIN_SECONDS:
+            self._settled_tokens += self._reported.pop(0)[1]
+            self._settled += 1
+
+    def reported(self, cached_tokens: int | None, now_seconds: float) -> None:
+        """A repeat's cached tokens, reported at this moment."""
+        if cached_tokens and self._first is not None:
+            self._reported.append((now_seconds, cached_tokens))
+
+    @property
+    def both(self) -> tuple[float, float] | None:
+        """Tokens that repeats reported and tokens that the counter grew by, once three repeats can be judged."""
+        if self._settled < _PAIRS or self._first is None or self._counted is None:
+            return None
+        return self._settled_tokens, self._counted - self._first
+
+
 class Findings:
     """Of one target; the newest three pairs of each of its prompt lengths count."""
 
     def __init__(self, lengths: int = 1) -> None:
         self._pairs: deque[Pair] = deque(maxlen=_PAIRS * lengths)
         self._canary_hit: bool | None = None
+        self.counted_hits = CountedHits()
 
     def add(self, pair: Pair) -> None:
         self._pairs.append(pair)
@@ -61,15 +99,21 @@ class Findings:
         caching_off               the repeats report 0 cached tokens, every one
         cached_tokens_unreported  no answer says how many tokens were cached
         repeat_not_faster         the repeats' median TTFT is more than 0.8 of the cold prompts', of the longer ones
+        hits_not_faster           the same, though the repeats report cached tokens: they say hit, the clock says miss
+        hits_not_counted          the engine's hit counter grew by less than half of what the repeats report as cached
         cold_prompt_hit           cached tokens are reported for a prompt that nobody had sent
         cross_tenant_hit          the canary of one tenant hit the cache of another
 
         vLLM leaves out a 0: with its caching off, cached_tokens_unreported and repeat_not_faster come together.
         """
+        not_faster, counted = self._not_faster(), self.counted_hits.both
+        hits = any((pair.repeat.cached_tokens or 0) > SHARED_OPENING_TOKENS for pair in self._pairs)
         found = {
             "caching_off": self._caching_off(),
             "cached_tokens_unreported": self._unreported(),
-            "repeat_not_faster": self._not_faster(),
+            "repeat_not_faster": not_faster,
+            "hits_not_faster": not_faster and hits if not_faster is not None and hits else None,
+            "hits_not_counted": None if counted is None else counted[1] < _MISSED_RATIO * counted[0],
             "cold_prompt_hit": any(not pair.was_cold for pair in self._pairs) if self._pairs else None,
             "cross_tenant_hit": self._canary_hit,
         }

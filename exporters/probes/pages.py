@@ -9,13 +9,13 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from exporters.families import counter, gauge, histogram
-from exporters.probes.config import ProbeTarget
-from exporters.probes.findings import Findings, Pair
-from exporters.probes.plan import TargetPlan, TokenBudget
-from exporters.probes.prefill_baseline import PrefillBaseline
-from exporters.requests.tally import Distribution
-from slo.buckets import LATENCY_SECONDS
+from prefixwatch.exporters.metrics_page.rows import histograms, rows
+from prefixwatch.exporters.probes.config import ProbeTarget
+from prefixwatch.exporters.probes.findings import Findings, Pair
+from prefixwatch.exporters.probes.plan import TargetPlan, TokenBudget
+from prefixwatch.exporters.probes.prefill_baseline import PrefillBaseline, PrefillBaselines
+from prefixwatch.exporters.requests.tally import Distribution
+from prefixwatch.slo.buckets import LATENCY_SECONDS
 
 
 @dataclass(slots=True)
@@ -55,12 +55,12 @@ class TargetState:
         self.ttft.setdefault(temperature, Distribution(LATENCY_SECONDS)).observe(seconds)
 
 
-def probe_families(targets: Iterable[TargetState], baseline: PrefillBaseline) -> list[Metric]:
+def probe_families(targets: Iterable[TargetState], baselines: PrefillBaselines) -> list[Metric]:
     """Every family of the group `probes`, and the baseline."""
-    ttft, requests = histogram("probe_ttft_seconds"), counter("probe_requests")
-    cached, prompt = gauge("probe_cached_tokens"), gauge("probe_prompt_tokens")
-    canaries, findings = counter("probe_canaries"), gauge("probe_finding")
-    by_length = gauge("cold_prefill_baseline_seconds")
+    ttft, requests = histograms("probe_ttft_seconds"), rows("probe_requests")
+    cached, prompt = rows("probe_cached_tokens"), rows("probe_prompt_tokens")
+    canaries, findings = rows("probe_canaries"), rows("probe_finding")
+    by_length = rows("cold_prefill_baseline_seconds")
     for state in targets:
         name, pair = state.config.name, state.last
         for temperature, distribution in state.ttft.items():
@@ -77,17 +77,22 @@ def probe_families(targets: Iterable[TargetState], baseline: PrefillBaseline) ->
                 prompt.add_metric([name], pair.cold.prompt_tokens)
         for finding, found in state.findings.flags().items():
             findings.add_metric([name, finding], float(found))
-    for length, estimate in baseline.estimates().items():
-        by_length.add_metric([length], estimate.seconds)
+    for (model, length), estimate in baselines.estimates().items():
+        by_length.add_metric([model, length], estimate.seconds)
     return [ttft, requests, cached, prompt, canaries, findings, by_length]
 
 
-def probe_document(targets: Iterable[TargetState], baseline: PrefillBaseline, now_seconds: float) -> Mapping[str, Any]:
+def probe_document(
+    targets: Iterable[TargetState], baselines: PrefillBaselines, now_seconds: float
+) -> Mapping[str, Any]:
     """The section `probes`: by target, and the baseline with how sure it is."""
     return {
         "targets": {state.config.name: _target(state, now_seconds) for state in targets},
-        "cold_prefill_baseline": {length: asdict(estimate) for length, estimate in baseline.estimates().items()},
-        "absent": {} if baseline.estimates() else {"cold_prefill_baseline": "no cold probe was answered yet"},
+        "cold_prefill_baseline": [
+            {"model": model, "length": length, **asdict(estimate)}
+            for (model, length), estimate in baselines.estimates().items()
+        ],
+        "absent": {} if baselines.estimates() else {"cold_prefill_baseline": "no cold probe was answered yet"},
     }
 
 
@@ -103,6 +108,8 @@ def _target(state: TargetState, now_seconds: float) -> Mapping[str, Any]:
     }
     if pair is not None:
         found["last"] = {"cold": asdict(pair.cold), "repeat": asdict(pair.repeat)}
+    if both := state.findings.counted_hits.both:
+        found["hits"] = {"reported_tokens": both[0], "counted_tokens": both[1]}
     if state.paused:
         found["paused"] = state.paused
     if state.problem:

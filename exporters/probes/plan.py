@@ -14,7 +14,7 @@ from importlib import resources
 MINUTE_SECONDS = 60.0
 _NONCE_DIGITS = 8
 _LONGEST_PAUSE_ROUNDS = 8
-_WORDS = resources.files("exporters.probes").joinpath("words.txt").read_text(encoding="ascii").split()
+_WORDS = resources.files("prefixwatch.exporters.probes").joinpath("words.txt").read_text(encoding="ascii").split()
 
 
 def unique_prompt(rng: random.Random, words: int) -> str:
@@ -36,7 +36,7 @@ class Spending:
 
 
 class TokenBudget:
-    """At most so many tokens in any 60 seconds."""
+    """Limits the tokens of any 60 seconds."""
 
     def __init__(self, tokens_per_minute: int) -> None:
         self._limit = tokens_per_minute

@@ -13,7 +13,7 @@ from statistics import linear_regression, median
 
 import numpy as np
 
-from exporters.requests.seen import LENGTHS, length_label
+from prefixwatch.exporters.requests.request import LENGTHS, length_label
 
 _KEPT = 50
 _EXTRAPOLATED = 2.0
@@ -46,7 +46,7 @@ class PrefillBaseline:
         self._samples: dict[str, dict[str, deque[tuple[int, float]]]] = {}
 
     def add(self, target: str, computed_tokens: int, ttft_seconds: float) -> None:
-        """A cold prompt of which so many tokens were computed. Nonsense is left out."""
+        """A cold prompt with its number of computed tokens. Impossible values are left out."""
         if computed_tokens > 0 and ttft_seconds > 0:
             buckets = self._samples.setdefault(length_label(computed_tokens), {})
             buckets.setdefault(target, deque(maxlen=_KEPT)).append((computed_tokens, ttft_seconds))
@@ -82,6 +82,40 @@ class PrefillBaseline:
             return None
         anchor = lengths[0] if tokens < lengths[0] else lengths[-1]
         return max(0.0, float(nearest + line.slope_seconds_per_token * (tokens - anchor))) or None
+
+
+class PrefillBaselines:
+    """A baseline of each model: a cold prompt costs one model more than another."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, PrefillBaseline] = {}
+
+    def of(self, model: str) -> PrefillBaseline:
+        return self._of.setdefault(model, PrefillBaseline())
+
+    def seconds(self, model: str, tokens: int) -> float | None:
+        """`PrefillBaseline.seconds` of this model. Where the model isn't named, of the only one that was probed."""
+        known = self._of.get(model) or (self.only() if not model or "" in self._of else None)
+        return known.seconds(tokens) if known else None
+
+    def seconds_per_token(self, model: str) -> float | None:
+        """The slope of this model's line. Where the model isn't named, of the only one that was probed."""
+        known = self._of.get(model) or (self.only() if not model or "" in self._of else None)
+        line = known.line() if known else None
+        return None if line is None else line.slope_seconds_per_token
+
+    def only(self) -> PrefillBaseline | None:
+        """The baseline, where just one model was probed."""
+        return next(iter(self._of.values())) if len(self._of) == 1 else None
+
+    def estimates(self) -> Mapping[tuple[str, str], Estimate]:
+        """By model and length label."""
+        return {(model, length): found for model, one in self._of.items() for length, found in one.estimates().items()}
+
+    def line(self) -> Line | None:
+        """The line of the only model; None where there are several."""
+        only = self.only()
+        return only.line() if only else None
 
 
 def _estimate(targets: Mapping[str, deque[tuple[int, float]]]) -> Estimate:

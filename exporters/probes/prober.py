@@ -18,16 +18,15 @@ from typing import Any
 import aiohttp
 from prometheus_client.core import Metric
 
-from exporters.errors import ExporterError
-from exporters.http.client import Credentials
-from exporters.probes.config import Identity, IsolationConfig, ProbeConfig, ProbeTarget
-from exporters.probes.findings import SHARED_OPENING_TOKENS, Findings, Pair
-from exporters.probes.pages import TargetState, probe_document, probe_families
-from exporters.probes.plan import Spending, TargetPlan, TokenBudget, unique_prompt
-from exporters.probes.prefill_baseline import PrefillBaseline
-from exporters.probes.request import ProbeAnswer, first_model, probe_body, send_probe
-from exporters.requests.sink import RequestSink
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.http.credentials import Credentials
+from prefixwatch.exporters.probes.config import Identity, IsolationConfig, ProbeConfig, ProbeTarget
+from prefixwatch.exporters.probes.findings import SHARED_OPENING_TOKENS, Findings, Pair
+from prefixwatch.exporters.probes.pages import TargetState, probe_document, probe_families
+from prefixwatch.exporters.probes.plan import Spending, TargetPlan, TokenBudget, unique_prompt
+from prefixwatch.exporters.probes.prefill_baseline import PrefillBaselines
+from prefixwatch.exporters.probes.request import ProbeAnswer, first_model, probe_body, send_probe
+from prefixwatch.kvcache.request_record import RequestRecord
 
 _log = logging.getLogger("prefixwatch.exporter")
 
@@ -41,32 +40,38 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 class Prober:
-    """All probed targets. `waiting` tells how many requests wait at a target; None where that isn't known. `rng` makes
-    the prompts, which nobody may have sent before: the system's randomness where none is given."""
+    """All probed targets.
+
+    `count` takes each probe with the name of this source; `waiting` returns the requests queued at a target and
+    `hits_of` the hit tokens that its engine has counted, None where that is unknown. `rng` makes the prompts, which
+    nobody may have sent before: by default the system's randomness.
+    """
 
     name = "probes"
 
     def __init__(
         self,
         config: ProbeConfig,
-        ledger: RequestSink,
+        count: Callable[[RequestRecord, str], None],
         waiting: Callable[[str], float | None],
         credentials: Credentials,
         *,
-        baseline: PrefillBaseline | None = None,
+        baselines: PrefillBaselines | None = None,
         block_size_of: Callable[[str], int | None] = lambda _: None,
+        hits_of: Callable[[str], float | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self._config = config
-        self._ledger = ledger
+        self._count = count
         self._waiting = waiting
         self._credentials = credentials
         self._block_size_of = block_size_of
+        self._hits_of = hits_of
         self._clock = clock
         self._rng = rng or random.SystemRandom()
         self._budget = TokenBudget(config.tokens_per_minute)
-        self.baseline = baseline or PrefillBaseline()
+        self.baselines = baselines or PrefillBaselines()
         self.targets = {target.name: self._state(target) for target in config.targets}
         self._session: aiohttp.ClientSession | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -119,6 +124,7 @@ class Prober:
             state.plan.skip(self._clock())
             return
         state.rounds += 1
+        state.findings.counted_hits.counted(self._hits_of(state.config.name), self._clock())
         spending = Spending(self._clock(), cost)  # before it is known, so that others don't spend it, too
         for budget in (state.budget, self._budget):
             budget.add(spending)
@@ -164,11 +170,12 @@ class Prober:
             return [cold]
         repeat = await self._send(state, model, prompt, sender)
         pair = Pair(cold, repeat)
+        state.findings.counted_hits.reported(repeat.cached_tokens, self._clock())
         self._record(state, cold, pair.cold_tokens)
         self._record(state, repeat, repeat.cached_tokens)
         if repeat.outcome != "completed":
             return [cold, repeat]
-        state.learn(pair, self.baseline)
+        state.learn(pair, self.baselines.of(model))
         if isolation is None:
             return [cold, repeat]
         other = await self._send(state, model, prompt, self._sender(isolation.second))
@@ -239,10 +246,10 @@ class Prober:
             ttft_seconds=answer.ttft_seconds,
             e2e_seconds=answer.e2e_seconds,
         )
-        self._ledger.record(record, self.name)
+        self._count(record, self.name)
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
-        return probe_families(self.targets.values(), self.baseline)
+        return probe_families(self.targets.values(), self.baselines)
 
     def document(self, now_seconds: float) -> Mapping[str, Any]:
-        return probe_document(self.targets.values(), self.baseline, self._clock())
+        return probe_document(self.targets.values(), self.baselines, self._clock())

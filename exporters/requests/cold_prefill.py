@@ -11,22 +11,21 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import Metric
 
-from exporters.families import MIN_OBSERVATIONS
-from exporters.requests.recent_times import RecentTimes
-from exporters.requests.seen import SeenRequest, length_label
-from exporters.requests.tally import Distributions, Tally
-from kvcache.cache_class import HIT, MISS
+from prefixwatch.exporters.metrics_page.families import MIN_OBSERVATIONS
+from prefixwatch.exporters.requests.request import Identity, Request, length_label
+from prefixwatch.exporters.requests.tally import Distributions, RecentTimes, Tally
+from prefixwatch.kvcache.cache_class import HIT, MISS
 
-Baseline = Callable[[int], float | None]
-"""Seconds to prefill a cold prompt of so many tokens on an idle worker; None where that isn't known."""
+Baseline = Callable[[str, int], float | None]
+"""Seconds that an idle worker of a model needs to prefill a cold prompt of this many tokens; None if unknown."""
 
 _BASELINE_QUANTILE = 0.1
 
 
 class ColdPrefill:
-    """The group `cold prefill`, but for waiting times and the probes' own baseline.
+    """The group `cold prefill`, except for waiting times and the probes' own baseline.
 
-    `baseline` is what probes measured; where it knows nothing, the fastest tenth of the misses of a length stands in.
+    `baseline` is what probes measured; where it knows nothing, the fastest tenth of the misses of a length is used.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class ColdPrefill:
         self._gpus = gpus_per_worker
         self._usd_per_second = None if gpu_usd_per_hour is None else gpu_usd_per_hour / 3600
         self._measured = baseline
-        self._misses: dict[str, RecentTimes] = defaultdict(RecentTimes)
+        self._misses: dict[tuple[Identity, str], RecentTimes] = defaultdict(RecentTimes)
         self._cold = Distributions("cold_prefill_seconds")
         self._warm = Distributions("warm_prefill_seconds")
         self._cost_ratio = Distributions("prefix_miss_cost_ratio")
@@ -45,49 +44,49 @@ class ColdPrefill:
         self._saved_seconds = Tally("prefill_saved_gpu_seconds")
         self._saved_usd = Tally("prefill_saved_usd")
 
-    def baseline(self, prompt_tokens: int) -> float | None:
-        """Seconds of a cold prefill of this length."""
-        measured = self._measured(prompt_tokens) if self._measured else None
+    def baseline(self, identity: Identity, prompt_tokens: int) -> float | None:
+        """Seconds of a cold prefill of this length, for this model at this place."""
+        measured = self._measured(identity.model, prompt_tokens) if self._measured else None
         if measured is not None:
             return measured
-        misses = self._misses.get(length_label(prompt_tokens))
+        misses = self._misses.get((identity, length_label(prompt_tokens)))
         if misses is None or len(misses) < MIN_OBSERVATIONS:
             return None
         return misses.quantile(_BASELINE_QUANTILE)
 
-    def record(self, seen: SeenRequest) -> None:
-        ttft, prompt_tokens = seen.record.ttft_seconds, seen.record.prompt_tokens
+    def record(self, request: Request) -> None:
+        ttft, prompt_tokens = request.record.ttft_seconds, request.record.prompt_tokens
         if prompt_tokens is None:
             return
-        if seen.cached_tokens:
-            self._spared(seen.cached_tokens, prompt_tokens)
+        if request.cached_tokens:
+            self._spared(request.identity, request.cached_tokens, prompt_tokens)
         if ttft is None:
             return
-        if seen.cache == HIT:
-            self._warm.observe(ttft, of=seen.record)
-        elif seen.cache == MISS:
-            self._cold.observe(ttft, of=seen.record)
-            self._missed(ttft, prompt_tokens)
+        if request.cache == HIT:
+            self._warm.observe(ttft, *request.identity, of=request.record)
+        elif request.cache == MISS:
+            self._cold.observe(ttft, *request.identity, of=request.record)
+            self._missed(request.identity, ttft, prompt_tokens)
 
-    def _missed(self, ttft: float, prompt_tokens: int) -> None:
-        baseline = self.baseline(prompt_tokens)
+    def _missed(self, identity: Identity, ttft: float, prompt_tokens: int) -> None:
+        baseline = self.baseline(identity, prompt_tokens)
         if baseline:
-            self._cost_ratio.observe(ttft / baseline)
-        self._misses[length_label(prompt_tokens)].add(ttft)
+            self._cost_ratio.observe(ttft / baseline, *identity)
+        self._misses[identity, length_label(prompt_tokens)].add(ttft)
         gpu_seconds = self._gpus * (ttft if baseline is None else min(ttft, baseline))
-        self._requests.add(1)
-        self._gpu_seconds.add(gpu_seconds)
+        self._requests.add(1, *identity)
+        self._gpu_seconds.add(gpu_seconds, *identity)
         if self._usd_per_second is not None:
-            self._usd.add(gpu_seconds * self._usd_per_second)
+            self._usd.add(gpu_seconds * self._usd_per_second, *identity)
 
-    def _spared(self, cached_tokens: int, prompt_tokens: int) -> None:
-        baseline = self.baseline(prompt_tokens)
+    def _spared(self, identity: Identity, cached_tokens: int, prompt_tokens: int) -> None:
+        baseline = self.baseline(identity, prompt_tokens)
         if baseline is None:
             return
         gpu_seconds = self._gpus * baseline * cached_tokens / prompt_tokens
-        self._saved_seconds.add(gpu_seconds)
+        self._saved_seconds.add(gpu_seconds, *identity)
         if self._usd_per_second is not None:
-            self._saved_usd.add(gpu_seconds * self._usd_per_second)
+            self._saved_usd.add(gpu_seconds * self._usd_per_second, *identity)
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
         for family in (self._cold, self._warm, self._cost_ratio):

@@ -8,17 +8,18 @@ complete is bad for goodput: refused, failed, timed out, and, as the grader coun
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import Metric
 
-from exporters.requests.seen import DEFAULT_CLASS, SeenRequest
-from exporters.requests.tally import Tally
-from kvcache.cache_class import UNKNOWN
-from slo.objective import Objective, RequestField
-from slo.selection import RequestFacts
+from prefixwatch.exporters.requests.counts import UNMEASURED
+from prefixwatch.exporters.requests.request import DEFAULT_CLASS, Identity, Request
+from prefixwatch.exporters.requests.tally import RecentShare, Tally
+from prefixwatch.kvcache.cache_class import UNKNOWN
+from prefixwatch.slo.objective import Objective, RequestField
+from prefixwatch.slo.selection import RequestFacts
 
 GOOD, BAD = "good", "bad"
 
@@ -26,36 +27,52 @@ GOOD, BAD = "good", "bad"
 class Goodput:
     """Good and bad requests by objective, and those that met all of theirs, by class."""
 
-    def __init__(self, objectives: Sequence[Objective]) -> None:
+    def __init__(self, objectives: Sequence[Objective], window_seconds: float = 60.0) -> None:
+        self.recent: defaultdict[Identity, RecentShare] = defaultdict(lambda: RecentShare(window_seconds))
+        """Of the window's requests whose times are known, those that met every objective of theirs."""
         self._objectives = objectives
         joined = [objective for objective in objectives if len(objective.conditions) > 1]
         self._decisive = {objective.name for objective in joined or objectives}
+        self._timed = any(
+            condition.field is not RequestField.COMPLETED
+            for objective in objectives
+            if objective.name in self._decisive
+            for condition in objective.conditions
+        )
         self._slo = Tally("slo_requests")
         self._requests = Tally("goodput_requests")
         self._tokens = Tally("goodput_tokens")
         self._excluded: Counter[str] = Counter()
-        for objective in objectives:
-            for verdict in (GOOD, BAD):
-                self._slo.add(0, objective.name, verdict)
-        self._begin_class(DEFAULT_CLASS)
+        self._begun: set[tuple[Identity, str]] = set()
 
-    def record(self, seen: SeenRequest) -> None:
-        record = seen.record
+    def begin(self, identity: Identity, request_class: str = DEFAULT_CLASS) -> None:
+        """Verdicts and good requests count from 0."""
+        if (identity, request_class) not in self._begun:
+            self._begun.add((identity, request_class))
+            self._requests.add(0, *identity, request_class)
+            self._tokens.add(0, *identity, request_class)
+            for objective in self._objectives:
+                for verdict in (GOOD, BAD):
+                    self._slo.add(0, *identity, objective.name, verdict)
+
+    def record(self, request: Request) -> None:
+        record, identity = request.record, request.identity
+        self.begin(identity, request.request_class)
         figures: dict[RequestField, float | None] = {
             RequestField.TTFT_SECONDS: record.ttft_seconds,
             RequestField.TPOT_SECONDS: record.tpot_seconds,
-            RequestField.E2E_SECONDS: record.e2e_seconds if seen.completed else None,
-            RequestField.COMPLETED: float(seen.completed),
-            RequestField.HIT_RATIO: _hit_ratio(seen),
+            RequestField.E2E_SECONDS: record.e2e_seconds if request.completed else None,
+            RequestField.COMPLETED: float(request.completed),
+            RequestField.HIT_RATIO: _hit_ratio(request),
         }
         facts = RequestFacts(
-            request_class=seen.request_class,
+            request_class=request.request_class,
             tenant=record.tenant,
             prompt_tokens=record.prompt_tokens,
-            cache=None if seen.cache == UNKNOWN else seen.cache,
-            turn=seen.turn,
+            cache=None if request.cache == UNKNOWN else request.cache,
+            turn=request.turn,
         )
-        good = seen.completed
+        good = request.completed
         for objective in self._objectives:
             if not objective.selects(facts):
                 continue
@@ -63,12 +80,13 @@ class Goodput:
             if verdict is None:
                 self._excluded[objective.name] += 1
                 continue
-            self._slo.add(1, objective.name, GOOD if verdict else BAD)
+            self._slo.add(1, *identity, objective.name, GOOD if verdict else BAD)
             good = good and (verdict or objective.name not in self._decisive)
-        self._begin_class(seen.request_class)
+        if not request.completed or not UNMEASURED["goodput"](request) or not self._timed:
+            self.recent[identity].add(request.at_seconds, counts=good)
         if good:
-            self._requests.add(1, seen.request_class)
-            self._tokens.add(record.output_tokens or 0, seen.request_class)
+            self._requests.add(1, *identity, request.request_class)
+            self._tokens.add(record.output_tokens or 0, *identity, request.request_class)
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
         yield self._slo.metric()
@@ -79,19 +97,15 @@ class Goodput:
         return {
             objective.name: {
                 "rule": objective.rule,
-                GOOD: self._slo.value(objective.name, GOOD),
-                BAD: self._slo.value(objective.name, BAD),
+                GOOD: self._slo.total(objective.name, GOOD),
+                BAD: self._slo.total(objective.name, BAD),
                 "excluded": self._excluded[objective.name],
             }
             for objective in self._objectives
         }
 
-    def _begin_class(self, name: str) -> None:
-        self._requests.add(0, name)
-        self._tokens.add(0, name)
 
-
-def _hit_ratio(seen: SeenRequest) -> float | None:
+def _hit_ratio(request: Request) -> float | None:
     """Cached over all prompt tokens; None where either isn't known."""
-    prompt = seen.record.prompt_tokens
-    return seen.cached_tokens / prompt if seen.cached_tokens is not None and prompt else None
+    prompt = request.record.prompt_tokens
+    return request.cached_tokens / prompt if request.cached_tokens is not None and prompt else None

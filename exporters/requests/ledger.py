@@ -1,46 +1,72 @@
 """Request records, wherever they come from, as metric families: outcomes, latencies, goodput, isolation, sessions.
 
 The ledger is a pure account: records go in one by one, families come out. What was counted never depends on how the
-records were cut into pages. Every source has an account of its own, for the same request may be told by two of
+records were cut into pages. Every source has an account of its own, for the same request may be reported by two of
 them; a family is taken from the most trusted one that has it: the router's records, then spans, then probes.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from prometheus_client.core import Metric
 
-from exporters.caches.prefix_traffic import BlockCounts, PrefixTraffic
-from exporters.families import NAMESPACE, counter
-from exporters.requests.absences import absences
-from exporters.requests.cold_prefill import Baseline, ColdPrefill
-from exporters.requests.counts import FirstTokens, RequestCounts
-from exporters.requests.goodput import Goodput
-from exporters.requests.isolation import Isolation
-from exporters.requests.locality import Locality
-from exporters.requests.routing import Routing
-from exporters.requests.seen import DEFAULT_CLASS, NO_TENANT, OTHER, OUTCOMES, BoundedNames, SeenRequest
-from exporters.requests.sessions import PlaceOf, Sessions, nowhere
-from exporters.requests.settings import Pricing, RequestSettings
-from kvcache.blocks import DEFAULT_BLOCK_SIZE
-from kvcache.cache_class import cache_class
-from kvcache.request_record import RequestRecord
-from slo.document import load_request_objectives, shipped_names
-from slo.objective import Objective
+from prefixwatch.exporters.caches.cache_size import CacheSizes, Capacity
+from prefixwatch.exporters.caches.prefix_traffic import PrefixTraffic, SpanCounts
+from prefixwatch.exporters.isolation.serving_tiers import TierOf, unknown_tier
+from prefixwatch.exporters.isolation.shared_namespaces import TreeNow, no_tree
+from prefixwatch.exporters.isolation.tenant_routes import CERTAIN
+from prefixwatch.exporters.isolation.verdicts import Isolation, Proof
+from prefixwatch.exporters.live.live_trace import LiveTrace
+from prefixwatch.exporters.metrics_page.families import NAMESPACE
+from prefixwatch.exporters.metrics_page.rows import has_samples, rows
+from prefixwatch.exporters.requests.absences import absences
+from prefixwatch.exporters.requests.cold_prefill import Baseline, ColdPrefill
+from prefixwatch.exporters.requests.config import Pricing, RequestSettings
+from prefixwatch.exporters.requests.counts import FirstToken, FirstTokens, RequestCounts
+from prefixwatch.exporters.requests.goodput import Goodput
+from prefixwatch.exporters.requests.locality import RequestLocality
+from prefixwatch.exporters.requests.pool_changes import PoolChanges
+from prefixwatch.exporters.requests.request import (
+    COMPLETED,
+    DEFAULT_CLASS,
+    NO_TENANT,
+    OTHER,
+    OUTCOMES,
+    BoundedNames,
+    Identity,
+    PlaceOf,
+    Request,
+    nowhere,
+)
+from prefixwatch.exporters.requests.routing import Routing
+from prefixwatch.exporters.requests.sessions import Sessions
+from prefixwatch.exporters.requests.tally import Distributions, HistogramSeries, Series, Share, Tally
+from prefixwatch.exporters.scaling.miss_cost import MissCost
+from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
+from prefixwatch.kvcache.cache_class import cache_class
+from prefixwatch.kvcache.request_record import RequestRecord
+from prefixwatch.slo.build import load_request_objectives, shipped_names
+from prefixwatch.slo.objective import Objective
 
 ROUTER, SPANS, PROBES = "router", "spans", "probes"
 SOURCES = (ROUTER, SPANS, PROBES)
 """In order of trust."""
 
 _TRACES = 100_000
+_MODELS = 100
+_PLACES = 100
+"""Values of a label that fleets, not clients, choose."""
 
 
 class _Part(Protocol):
-    def record(self, seen: SeenRequest) -> None: ...
+    def record(self, request: Request) -> None: ...
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]: ...
 
@@ -65,42 +91,68 @@ class RequestLedger:
         window_seconds: float = 60.0,
         place_of: PlaceOf = nowhere,
         baseline: Baseline | None = None,
+        prove: Proof = lambda _: CERTAIN,
+        tier_of: TierOf = unknown_tier,
+        tree: TreeNow = no_tree,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings or RequestSettings()
-        self._objectives = load_request_objectives(shipped_names()) if objectives is None else objectives
+        self.objectives = load_request_objectives(shipped_names()) if objectives is None else objectives
         self._pricing = pricing or Pricing()
         self._window_seconds = window_seconds
         self._place_of = place_of
         self._baseline = baseline
+        self._isolation = partial(Isolation, prove, tier_of, tree)
         self._clock = clock
         limit, classes = self._settings.label_values, self._settings.classes
         self._classes = BoundedNames(0 if classes else limit, (DEFAULT_CLASS, *classes), rest=DEFAULT_CLASS)
         self._tenants = BoundedNames(limit, (NO_TENANT, OTHER, *tenants))
+        self._models = BoundedNames(_MODELS, ("",))
+        self._places = BoundedNames(_PLACES, ("",))
+        self._served: dict[Identity, None] = {}
+        self._served_models: set[str] = set()
         self._accounts: dict[str, _Account] = {}
         self._read: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._failed_reads: Counter[tuple[str, str, str]] = Counter()
         self._traces: OrderedDict[str, None] = OrderedDict()
+        self.live_trace = LiveTrace()
+        """The newest requests, for `prefixwatch trace export`."""
 
     @property
     def router_traces(self) -> Container[str]:
-        """Ids of the traces whose requests the router's own records told, the last 100,000."""
+        """Ids of the traces whose requests are in the router's own records, the last 100,000."""
         return self._traces
 
+    @property
+    def has_traffic(self) -> bool:
+        """Whether a router's records or spans are read, which are of the requests that users sent."""
+        return any(source in self._accounts for source in (ROUTER, SPANS))
+
     def expect(self, source: str) -> None:
-        """Records of this source are being read, though none may have come: what it counts begins at 0."""
+        """Records of this source are being read, even if there are none yet: its counts of served models begin at 0."""
         self._account(source)
 
-    def record(self, record: RequestRecord, source: str) -> None:
-        """Count one request. Raises ValueError for a source that isn't in `SOURCES`."""
+    def serves(self, model: str, worker: str) -> None:
+        """A worker serves this model: the model gets a label of its own, and its counts begin at 0."""
+        identity = self._identity_at(model, worker)
+        if identity not in self._served:
+            self._served[identity] = None
+            self._served_models.add(model)
+            for account in self._accounts.values():
+                account.begin(identity)
+
+    def record(self, record: RequestRecord, source: str, read_at: str = "") -> None:
+        """Count one request; `read_at` is the router that reported it, whose place counts where the worker's isn't
+        known. Raises ValueError for a source that isn't in `SOURCES`."""
         account = self._account(source)
         self._read[source] += 1
+        self.live_trace.add(record)
         if source == ROUTER and record.trace_id:
             self._traces[record.trace_id] = None
             if len(self._traces) > _TRACES:
                 self._traces.popitem(last=False)
-        account.record(self._seen(record, account))
+        account.record(self._request(record, account, read_at))
 
     def missed(self, source: str, records: int) -> None:
         """Records that were gone before they could be read."""
@@ -115,28 +167,63 @@ class RequestLedger:
         for source in SOURCES:
             account = self._accounts.get(source)
             for family in account.metrics(now_seconds) if account else ():
-                if family.samples and family.name not in written:
+                if has_samples(family) and family.name not in written:
                     written.add(family.name)
                     yield family
-        read, missed = counter("request_records"), counter("request_records_missed")
+        overflow = rows("label_overflow_requests")
+        for label, names in (("class", self._classes), ("tenant", self._tenants), ("model", self._models)):
+            overflow.add_metric([label], names.overflowed)
+        yield overflow
+        read, missed = rows("request_records"), rows("request_records_missed")
         for source in self._accounts:
             read.add_metric([source], self._read[source])
             missed.add_metric([source], self._missed[source])
         yield read
         yield missed
 
+    def state(self) -> LedgerState:
+        """All that was counted. What is recent, such as sessions and the window, is not part of it."""
+        return LedgerState(
+            dict(self._read),
+            dict(self._missed),
+            {source: account.state() for source, account in self._accounts.items()},
+        )
+
+    def restore(self, state: LedgerState) -> None:
+        """Continue from the state of an earlier process."""
+        self._read.update(state.read)
+        self._missed.update(state.missed)
+        for source, account in state.accounts.items():
+            if source in SOURCES:
+                self._account(source).restore(account)
+
+    def window(self, now_seconds: float) -> Mapping[str, ModelWindow]:
+        """What the most trusted source of traffic says of the window, by model."""
+        trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
+        return trusted.window(now_seconds) if trusted else {}
+
     def locality(self, now_seconds: float) -> Mapping[str, float]:
         """`exporters.requests.locality`, by dimension, of the most trusted source of traffic."""
         trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
         return trusted.locality.ratios(now_seconds) if trusted else {}
 
-    def prefix_counts(self, now_seconds: float) -> BlockCounts | None:
+    def seconds_per_token(self, model: str) -> float | None:
+        """Prefill time of an uncached token of this model, by our routers' records of the last 5 minutes."""
+        account = self._accounts.get(ROUTER)
+        return account.seconds_per_token(model, self._clock()) if account else None
+
+    def prefix_counts(self, now_seconds: float) -> SpanCounts | None:
         """Where the requests of our routers ended in the prefix tree; None before there are records."""
         account = self._accounts.get(ROUTER)
         return account.prefix_traffic.counts(now_seconds) if account else None
 
+    def cache_size_hit_ratios(self, now_seconds: float, capacity: Capacity) -> Mapping[tuple[str, str], float]:
+        """`exporters.caches.cache_size` of our routers' records, which alone name a prompt's blocks."""
+        account = self._accounts.get(ROUTER)
+        return account.cache_sizes.hit_ratios(now_seconds, capacity) if account else {}
+
     def document(self, now_seconds: float) -> Mapping[str, Any]:
-        written = {family.name.removeprefix(NAMESPACE) for family in self.metrics(now_seconds) if family.samples}
+        written = {family.name.removeprefix(NAMESPACE) for family in self.metrics(now_seconds) if has_samples(family)}
         trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
         return {
             "records": dict(self._read),
@@ -145,40 +232,86 @@ class RequestLedger:
                 {"source": source, "target": target, "reason": reason, "reads": reads}
                 for (source, target, reason), reads in self._failed_reads.items()
             ],
-            **(trusted.document() if trusted else {}),
-            "absent": absences(written, self._pricing, sources=tuple(self._accounts)),
+            **(trusted.document(now_seconds) if trusted else {}),
+            "absent": absences(written, self._pricing, tuple(self._accounts), trusted.unmeasured() if trusted else {}),
         }
 
     def _account(self, source: str) -> _Account:
         if source not in SOURCES:
-            raise ValueError(f"'{source}' is no source of request records: use one of {', '.join(SOURCES)}")
+            raise ValueError(f"'{source}' isn't a source of request records; use one of {', '.join(SOURCES)}")
         account = self._accounts.get(source)
         if account is None:
             account = self._accounts[source] = _Account(
                 self._settings,
-                self._objectives,
+                self.objectives,
                 self._pricing,
                 window_seconds=self._window_seconds,
                 place_of=self._place_of,
                 baseline=self._baseline,
+                isolation=self._isolation(),
                 only_timed=source == PROBES,
             )
+            for identity in self._served:
+                account.begin(identity)
         return account
 
-    def _seen(self, record: RequestRecord, account: _Account) -> SeenRequest:
+    def _identity(self, record: RequestRecord, read_at: str) -> Identity:
+        """Clients choose the model's name: one that no worker has ever served is counted as `other`."""
+        served = record.worker or record.outcome == COMPLETED or record.model in self._served_models
+        at = record.worker if any(self._place_of(record.worker)) else read_at
+        return self._identity_at(record.model if served or not record.model else OTHER, at, record)
+
+    def _identity_at(self, model: str, name: str, record: RequestRecord | None = None) -> Identity:
+        """What the configuration says of a place comes first, then what the router's record says."""
+        place = self._place_of(name)
+        where = [getattr(place, key) or getattr(record, key, "") for key in ("pool", "namespace", "cluster")]
+        return Identity(self._models.label(model), *map(self._places.label, where))
+
+    def _request(self, record: RequestRecord, account: _Account, read_at: str) -> Request:
         prompt, cached = record.prompt_tokens, record.cached_tokens
         if prompt is not None and cached is not None:
             cached = min(cached, prompt)
-        return SeenRequest(
+        graded = cache_class(prompt, cached, record.block_size or DEFAULT_BLOCK_SIZE, record.reusable_tokens)
+        return Request(
             record=record,
             at_seconds=self._clock(),
+            identity=self._identity(record, read_at),
             request_class=self._classes.label(record.request_class or DEFAULT_CLASS),
             tenant=self._tenants.label(record.tenant or NO_TENANT),
             outcome=record.outcome if record.outcome in OUTCOMES else OTHER,
-            cache=cache_class(prompt, cached, record.block_size or DEFAULT_BLOCK_SIZE),
+            cache=graded.name,
+            cache_basis=graded.basis,
             cached_tokens=cached,
             turn=account.sessions.turn(record),
+            read_at=read_at,
         )
+
+
+class AccountState(msgspec.Struct):
+    """Counters and histograms of one source, by family."""
+
+    tallies: dict[str, Series] = {}
+    distributions: dict[str, HistogramSeries] = {}
+
+
+class LedgerState(msgspec.Struct):
+    """All that a ledger has counted, by source."""
+
+    read: dict[str, int]
+    missed: dict[str, int]
+    accounts: dict[str, AccountState]
+
+
+@dataclass(slots=True)
+class ModelWindow:
+    """What request records say of one model in the window."""
+
+    first_tokens: list[FirstToken] = field(default_factory=list)
+    goodput: Share | None = None
+    violations: float | None = None
+    """Certain ones, since the exporter's start; None where none could be judged."""
+    audited: Share | None = None
+    """Of the last 10 minutes."""
 
 
 class _Account:
@@ -193,34 +326,93 @@ class _Account:
         window_seconds: float,
         place_of: PlaceOf,
         baseline: Baseline | None,
+        isolation: Isolation,
         only_timed: bool,
     ) -> None:
+        self._only_timed = only_timed
         self.sessions = Sessions(settings.sessions, window_seconds, place_of)
-        self.locality = Locality(window_seconds, settings.sessions, place_of)
+        self.locality = RequestLocality(window_seconds, settings.sessions, place_of)
         self.prefix_traffic = PrefixTraffic()
-        self._goodput = Goodput(objectives)
-        self._isolation = Isolation()
-        first_tokens = FirstTokens(window_seconds, settings.window_requests)
+        self.cache_sizes = CacheSizes()
+        self._counts = RequestCounts()
+        self._goodput = Goodput(objectives, window_seconds)
+        self._isolation = isolation
+        self._miss_cost = MissCost()
+        self._first_tokens = FirstTokens(window_seconds, settings.window_requests)
         cold_prefill = ColdPrefill(pricing.gpus_per_worker, pricing.gpu_usd_per_hour, baseline)
         traffic = (
-            RequestCounts(),
+            self._counts,
             self._goodput,
             self._isolation,
             self.sessions,
             self.locality,
+            PoolChanges(settings.sessions, window_seconds),
             self.prefix_traffic,
+            self.cache_sizes,
             Routing(place_of),
             cold_prefill,
+            self._miss_cost,
         )
-        self._parts: tuple[_Part, ...] = (first_tokens, *(() if only_timed else traffic))
+        self._parts: tuple[_Part, ...] = (self._first_tokens, *(() if only_timed else traffic))
 
-    def record(self, seen: SeenRequest) -> None:
+    def _accumulators(self) -> Iterator[Tally | Distributions]:
         for part in self._parts:
-            part.record(seen)
+            yield from (one for one in vars(part).values() if isinstance(one, Tally | Distributions))
+
+    def state(self) -> AccountState:
+        state = AccountState({}, {})
+        for one in self._accumulators():
+            if isinstance(one, Tally):
+                state.tallies[one.name] = one.state()
+            else:
+                state.distributions[one.name] = one.state()
+        return state
+
+    def restore(self, state: AccountState) -> None:
+        for one in self._accumulators():
+            if isinstance(one, Tally):
+                one.restore(state.tallies.get(one.name, []))
+            else:
+                one.restore(state.distributions.get(one.name, []))
+
+    def begin(self, identity: Identity) -> None:
+        """What is counted of this identity starts at 0. Probes are no traffic: nothing of theirs has to."""
+        if not self._only_timed:
+            self._counts.begin(identity)
+            self._goodput.begin(identity)
+
+    def record(self, request: Request) -> None:
+        for part in self._parts:
+            part.record(request)
 
     def metrics(self, now_seconds: float) -> Iterator[Metric]:
         for part in self._parts:
             yield from part.metrics(now_seconds)
 
-    def document(self) -> Mapping[str, Any]:
-        return {"objectives": self._goodput.document(), "isolation": self._isolation.document()}
+    def window(self, now_seconds: float) -> dict[str, ModelWindow]:
+        found: defaultdict[str, ModelWindow] = defaultdict(ModelWindow)
+        for identity, recent in self._first_tokens.window(now_seconds).items():
+            found[identity.model].first_tokens += recent
+        shares: defaultdict[str, list[Share]] = defaultdict(list)
+        for identity, goodput in self._goodput.recent.items():
+            if share := goodput.share(now_seconds):
+                shares[identity.model].append(share)
+        for model, of_model in shares.items():
+            found[model].goodput = Share.over(of_model)
+        for model, (violations, audited) in self._isolation.by_model(now_seconds).items():
+            found[model].violations, found[model].audited = violations, audited
+        return found
+
+    def seconds_per_token(self, model: str, now_seconds: float) -> float | None:
+        return self._miss_cost.seconds_per_token(model, now_seconds)
+
+    def unmeasured(self) -> Mapping[str, float]:
+        return self._counts.unmeasured_ratios()
+
+    def document(self, now_seconds: float) -> Mapping[str, Any]:
+        return {
+            "unmeasured_ratio": self.unmeasured(),
+            "cache_classes": self._counts.cache_classes(),
+            "objectives": self._goodput.document(),
+            "isolation": self._isolation.document(now_seconds),
+        }

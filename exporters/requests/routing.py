@@ -1,4 +1,4 @@
-"""What became of cached prefixes on their way: held by some worker, at the chosen one, delivered by its engine."""
+"""Placements, and the prefix funnel: tokens held by some worker, held by the chosen one, delivered by its engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from exporters.requests.seen import BoundedNames, SeenRequest
-from exporters.requests.sessions import PlaceOf, nowhere
-from exporters.requests.tally import Tally
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.metrics_page.rows import rows
+from prefixwatch.exporters.requests.request import BoundedNames, PlaceOf, Request, nowhere
+from prefixwatch.exporters.requests.tally import Tally
 
 HELD, ROUTED, DELIVERED = "held", "routed", "delivered"
 _NAMES = 100
@@ -21,8 +20,9 @@ class Routing:
     * funnel: over completed requests of which all three stages are known, so that they compare;
     * affinity admission: of placements whose prompt some worker held, `held` where the chosen one held as much as any,
       else `elsewhere`;
-    * topology: of the same, `in_zone` where the chosen worker stands in the zone of the one that held most, else
-      `out_of_zone`; only where both zones are known.
+    * topology: of the same, `in_zone` where the chosen worker is in the zone of the one that held most, else
+      `out_of_zone`; only where both zones are known;
+    * prompt token checks: completed requests whose prompt the router and the engine both counted.
     """
 
     def __init__(self, place_of: PlaceOf = nowhere) -> None:
@@ -34,28 +34,36 @@ class Routing:
         self._delivered = Tally("delivered_hit_tokens")
         self._funnel = Tally("prefix_funnel_tokens")
         self._admissions = Tally("affinity_admissions")
+        self._checks = Tally("prompt_token_checks")
+        self._block_size: int | None = None
 
-    def record(self, seen: SeenRequest) -> None:
-        record = seen.record
+    def record(self, request: Request) -> None:
+        record, identity = request.record, request.identity
         if record.worker and record.policy:
-            self._decisions.add(1, self._policies.label(record.policy), self._reasons.label(record.reason))
+            self._decisions.add(1, *identity, self._policies.label(record.policy), self._reasons.label(record.reason))
+        self._block_size = record.block_size or self._block_size
+        if request.completed and record.counted_tokens is not None and record.prompt_tokens is not None:
+            same = record.counted_tokens == record.prompt_tokens
+            self._checks.add(same, *identity, "equal")
+            self._checks.add(not same, *identity, "different")
         if record.held_tokens and record.predicted_tokens is not None:
-            self._placed(record, there=record.predicted_tokens >= record.held_tokens)
-        if seen.completed and record.predicted_tokens is not None and seen.cached_tokens is not None:
-            self._predicted.add(record.predicted_tokens)
-            self._delivered.add(seen.cached_tokens)
+            self._placed(request, there=record.predicted_tokens >= record.held_tokens)
+        if request.completed and record.predicted_tokens is not None and request.cached_tokens is not None:
+            self._predicted.add(record.predicted_tokens, *identity)
+            self._delivered.add(request.cached_tokens, *identity)
             if record.held_tokens is not None:
-                self._funnel.add(record.held_tokens, HELD)
-                self._funnel.add(record.predicted_tokens, ROUTED)
-                self._funnel.add(seen.cached_tokens, DELIVERED)
+                self._funnel.add(record.held_tokens, *identity, HELD)
+                self._funnel.add(record.predicted_tokens, *identity, ROUTED)
+                self._funnel.add(request.cached_tokens, *identity, DELIVERED)
 
-    def _placed(self, record: RequestRecord, *, there: bool) -> None:
-        self._admissions.add(there, "held")
-        self._admissions.add(not there, "elsewhere")
+    def _placed(self, request: Request, *, there: bool) -> None:
+        record, identity = request.record, request.identity
+        self._admissions.add(there, *identity, "held")
+        self._admissions.add(not there, *identity, "elsewhere")
         holder, chosen = self._place_of(record.held_by).zone, self._place_of(record.worker).zone
         if holder and chosen:
-            self._topology.add(holder == chosen, "in_zone")
-            self._topology.add(holder != chosen, "out_of_zone")
+            self._topology.add(holder == chosen, *identity, "in_zone")
+            self._topology.add(holder != chosen, *identity, "out_of_zone")
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
         for tally in (
@@ -65,5 +73,7 @@ class Routing:
             self._delivered,
             self._funnel,
             self._admissions,
+            self._checks,
         ):
             yield tally.metric()
+        yield rows("router_block_size_tokens", [((), self._block_size)])

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from prometheus_client.core import Metric
 
-from exporters.families import gauge
-from exporters.requests.seen import SeenRequest
-from exporters.requests.tally import Tally
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.metrics_page.rows import rows
+from prefixwatch.exporters.requests.request import BoundedNames, Identity, PlaceOf, Request, nowhere
+from prefixwatch.exporters.requests.tally import Tally
+from prefixwatch.kvcache.request_record import RequestRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker stands; empty where it isn't known."""
-
-    zone: str = ""
-    node: str = ""
-
-
-PlaceOf = Callable[[str], Place]
-
-
-def nowhere(worker: str) -> Place:
-    """For fleets whose workers have no zones or nodes."""
-    return Place()
+_WORDS = 32
+"""Distinct values of the labels of moves that a router may bring."""
 
 
 @dataclass(slots=True)
 class _Session:
     worker: str
     at_seconds: float
+    identity: Identity
 
 
 class Sessions:
@@ -42,6 +30,7 @@ class Sessions:
     left out.
 
     * migration: served by another worker (scope worker), or another node (scope node), than last time;
+    * move: a migration on purpose, by the router that made it;
     * collision: the same, while a better place was there: the last worker was up and held more of this prompt than
       the chosen one. Requests where nobody looked who held what are in neither count.
     """
@@ -56,6 +45,8 @@ class Sessions:
         self._sticky = Tally("sticky_requests")
         self._collisions = Tally("sticky_collisions")
         self._migrations = Tally("session_migrations")
+        self._moves = Tally("session_moves")
+        self._words = BoundedNames(_WORDS)
 
     def turn(self, record: RequestRecord) -> Literal["first", "later"] | None:
         """Whether its session was seen before; None without a session."""
@@ -63,42 +54,44 @@ class Sessions:
             return None
         return "later" if record.session in self._sessions else "first"
 
-    def record(self, seen: SeenRequest) -> None:
-        record = seen.record
-        if not record.session or not record.worker or not seen.completed:
+    def record(self, request: Request) -> None:
+        record = request.record
+        if record.move:
+            told = (record.move_trigger, record.move, record.move_why)
+            self._moves.add(1, *request.identity, *map(self._words.label, told))
+        if not record.session or not record.worker or not request.completed:
             return
         last = self._sessions.get(record.session)
-        self._sessions[record.session] = _Session(record.worker, seen.at_seconds)
+        self._sessions[record.session] = _Session(record.worker, request.at_seconds, request.identity)
         self._sessions.move_to_end(record.session)
         if len(self._sessions) > self._most_sessions:
             self._sessions.popitem(last=False)
         if last is None:
             return
-        if record.prompt_tokens is not None and seen.cached_tokens is not None:
-            self._prompt_tokens.add(record.prompt_tokens)
-            self._hit_tokens.add(seen.cached_tokens)
-        self._moved(record, last.worker)
+        if record.prompt_tokens is not None and request.cached_tokens is not None:
+            self._prompt_tokens.add(record.prompt_tokens, *request.identity)
+            self._hit_tokens.add(request.cached_tokens, *request.identity)
+        self._moved(request, last.worker)
 
-    def _moved(self, record: RequestRecord, before: str) -> None:
+    def _moved(self, request: Request, before: str) -> None:
+        record, identity = request.record, request.identity
         moved = record.worker != before
-        self._migrations.add(moved, "worker")
+        self._migrations.add(moved, *identity, "worker")
         nodes = self._place_of(before).node, self._place_of(record.worker).node
         if all(nodes):
-            self._migrations.add(nodes[0] != nodes[1], "node")
+            self._migrations.add(nodes[0] != nodes[1], *identity, "node")
         if not moved or record.held_tokens is not None:
-            self._sticky.add(1)
-            self._collisions.add(moved and record.held_by == before)
+            self._sticky.add(1, *identity)
+            self._collisions.add(moved and record.held_by == before, *identity)
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
-        sessions = gauge("sessions")
-        if self._sessions:
-            oldest = now_seconds - self._window_seconds
-            recent = 0
-            for session in reversed(self._sessions.values()):
-                if session.at_seconds < oldest:
-                    break
-                recent += 1
-            sessions.add_metric([], recent)
-        yield sessions
-        for tally in (self._prompt_tokens, self._hit_tokens, self._sticky, self._collisions, self._migrations):
+        recent = Counter(dict.fromkeys((session.identity for session in self._sessions.values()), 0))
+        oldest = now_seconds - self._window_seconds
+        for session in reversed(self._sessions.values()):
+            if session.at_seconds < oldest:
+                break
+            recent[session.identity] += 1
+        yield rows("sessions", recent.items())
+        tallies = (self._prompt_tokens, self._hit_tokens, self._sticky, self._collisions, self._migrations, self._moves)
+        for tally in tallies:
             yield tally.metric()

@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from exporters.scraping.histogram import Histogram
-from exporters.scraping.window import Indices, Vector
+from prefixwatch.exporters.scraping.histogram import Histogram
+from prefixwatch.exporters.scraping.window import Indices, Vector
 
 LabelSet = tuple[tuple[str, str], ...]
 
@@ -83,12 +83,17 @@ class Book:
         for group, index in self.groups.items():
             by_signal[group.signal].append((group, index))
         self.by_signal: Mapping[str, Sequence[tuple[Group, int]]] = dict(by_signal)
-        by_part: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for group, index in self.groups.items():
-            by_part[group.signal, "count" if group.part == "range" else group.part].append(index)
-        self.by_part: Mapping[tuple[str, str], Sequence[int]] = dict(by_part)
-        """Where a signal's `value`, `sum` or `count` is in the totals; ranges add up to the count."""
+        parts: dict[tuple[str, str], int] = {}
+        for group in self.groups:
+            parts.setdefault((group.signal, "count" if group.part == "range" else group.part), len(parts))
+        self._parts = tuple(parts)
+        self._part_of_group = np.array(
+            [parts[group.signal, "count" if group.part == "range" else group.part] for group in self.groups],
+            dtype=np.intp,
+        )
         self.grids = {signal: _grids(groups) for signal, groups in self.by_signal.items()}
+        self._labelled: dict[tuple[str, tuple[str, ...]], Sequence[tuple[tuple[str, ...], int]]] = {}
+        self._labelled_grids: dict[tuple[str, tuple[str, ...]], Sequence[tuple[tuple[str, ...], Grid]]] = {}
 
     @classmethod
     def of(cls, entries: tuple[Entry, ...]) -> Book:
@@ -96,6 +101,33 @@ class Book:
         if book is None:
             book = cls._known[entries] = cls(entries)
         return book
+
+    def labelled(self, signal: str, labels: tuple[str, ...]) -> Sequence[tuple[tuple[str, ...], int]]:
+        """A counter's series: the values of these labels, empty for one that a series lacks, and its place in the
+        totals."""
+        key = signal, labels
+        found = self._labelled.get(key)
+        if found is None:
+            found = self._labelled[key] = [
+                (tuple(group.label(label) or "" for label in labels), place)
+                for group, place in self.by_signal.get(signal, ())
+                if group.part == "value"
+            ]
+        return found
+
+    def labelled_grids(self, signal: str, labels: tuple[str, ...]) -> Sequence[tuple[tuple[str, ...], Grid]]:
+        """The same of a histogram."""
+        key = signal, labels
+        found = self._labelled_grids.get(key)
+        if found is None:
+            found = self._labelled_grids[key] = [
+                (tuple(grid.labels.get(label, "") for label in labels), grid) for grid in self.grids.get(signal, ())
+            ]
+        return found
+
+    def sums(self, totals: Vector) -> dict[tuple[str, str], float]:
+        """Sums of the totals by signal and part: `value`, `bucket`, `sum` or `count`, to which ranges add up."""
+        return dict(zip(self._parts, np.bincount(self._part_of_group, totals, len(self._parts)).tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.entries)

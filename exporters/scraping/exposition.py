@@ -26,6 +26,8 @@ import numpy.typing as npt
 RESCAN_EVERY = 60
 MAX_LABELS_BYTES = 16_384
 """A series whose name and labels are longer is skipped as malformed."""
+_MAX_LINE_BYTES = 2 * MAX_LABELS_BYTES
+"""With its value and an exemplar. A longer line isn't parsed at all: its labels would take a hundred times its size."""
 
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -178,7 +180,7 @@ class ExpositionReader:
                 continue
             if len(positions) > self._most_samples:
                 break
-            parsed = _parse_again(line) or _parse(line)
+            parsed = (_parse_again(line) or _parse(line)) if len(line) <= _MAX_LINE_BYTES else None
             if parsed is None or (len(line) > self._label_value_bytes and self._is_too_long(parsed[0])):
                 malformed += 1
                 continue
@@ -236,7 +238,7 @@ def _between(text: npt.NDArray[np.uint8], starts: Indices, stops: Indices) -> by
 
 
 def _values(rests: bytes, count: int) -> Values | None:
-    """The values of so many samples from what follows their series, a line each; None when one has none.
+    """The values of `count` samples from what follows their series, a line each; None when one has none.
 
     Almost always they are numbers as JSON has them, and one array of them is read in a tenth of the time.
     """

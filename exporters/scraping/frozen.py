@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from exporters.scraping.exposition import Layout, Reading
-from exporters.scraping.window import Indices
+from prefixwatch.exporters.scraping.exposition import Layout, Reading
+from prefixwatch.exporters.scraping.window import Indices
 
 
 class FrozenEngines:

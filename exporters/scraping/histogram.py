@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
@@ -67,7 +69,7 @@ def merge(histograms: Iterable[Histogram]) -> Merged | None:
     """Add histograms at the bounds that all of them have; None when there is none to add.
 
     Counts at a bound that only some have can't be added up: bounds that differ are dropped, and if only +Inf
-    is left the sum still tells how many there were, and no quantile.
+    is left the sum still gives their number, and no quantile.
     """
     given = [histogram for histogram in histograms if histogram.counts]
     if not given:
@@ -82,7 +84,7 @@ def _add(histograms: Sequence[Histogram]) -> Histogram:
     """The sum of histograms that have the same bounds."""
     if len(histograms) == 1:
         return histograms[0]
-    counts = tuple(sum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True))
+    counts = tuple(np.array([histogram.counts for histogram in histograms]).sum(axis=0).tolist())
     totals = [histogram.total for histogram in histograms]
-    total = None if any(one is None for one in totals) else math.fsum(one for one in totals if one is not None)
+    total = None if any(one is None for one in totals) else sum(one for one in totals if one is not None)
     return Histogram(histograms[0].bounds, counts, total)

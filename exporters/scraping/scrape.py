@@ -11,14 +11,13 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from exporters.errors import ExporterError
-from exporters.http.address import address_of, redirected
-from exporters.http.client import Credentials
-from exporters.http.client_config import ClientConfig
-from exporters.http.connection import Overloaded, Receiving
-from exporters.http.page_client import CannotConnect, PageClient
-from exporters.http.response import Answer, BadHttp, TooLarge
-from exporters.scraping.exposition import looks_like_metrics
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.http.client_config import ClientConfig
+from prefixwatch.exporters.http.connection import Overloaded, Receiving
+from prefixwatch.exporters.http.credentials import Credentials
+from prefixwatch.exporters.http.page_client import CannotConnect, PageClient, address_of, redirected
+from prefixwatch.exporters.http.response import Answer, BadHttp, TooLarge
+from prefixwatch.exporters.scraping.exposition import looks_like_metrics
 
 _HEADERS = {
     "Accept": "text/plain;version=0.0.4;q=1, application/openmetrics-text;version=1.0.0;q=0.5, */*;q=0.1",
@@ -40,6 +39,8 @@ class Scrape(NamedTuple):
     """`refused`, `dns`, `unreachable`, `tls_verify`, `tls`, `timeout`, `reset`, `http_<status>`, `redirects`,
     `too_large`, `overloaded`, `bad_encoding`, `bad_http`, `bad_credentials` or `not_metrics`; empty with a body."""
     detail: str = ""
+    content_type: str = ""
+    """As the target declared it; empty if it didn't."""
 
 
 class ScrapeFault(Exception):
@@ -64,10 +65,13 @@ class Scraper:
         self.credentials = Credentials()
         self._receiving = Receiving(total_limit_bytes)
         self._pages = PageClient(self._receiving, keep_connection_seconds)
-        self.configure(timeout_seconds, limit_bytes, total_limit_bytes)
+        self.configure(timeout_seconds, limit_bytes, total_limit_bytes, keep_connection_seconds)
 
-    def configure(self, timeout_seconds: float, limit_bytes: int, total_limit_bytes: int = _UNLIMITED_TOTAL) -> None:
-        """New limits, from the next fetch on."""
+    def configure(
+        self, timeout_seconds: float, limit_bytes: int, total_limit_bytes: int, keep_connection_seconds: float
+    ) -> None:
+        """Apply these limits from the next fetch on."""
+        self._pages.keep_seconds = keep_connection_seconds
         self._timeout_seconds = timeout_seconds
         self._limit_bytes = limit_bytes
         self._receiving.most_bytes = total_limit_bytes
@@ -79,19 +83,25 @@ class Scraper:
         """The page's bytes or the reason why not; takes no longer than the timeout, and never raises for a target."""
         started = time.perf_counter()
         try:
-            body = await self.get(url, client)
+            body, content_type = await self._get(url, client, {})
             if body and not looks_like_metrics(body):
                 raise ScrapeFault("not_metrics", _what_it_is(body))
         except ScrapeFault as fault:
             return Scrape(time.perf_counter() - started, reason=fault.reason, detail=fault.detail)
-        return Scrape(time.perf_counter() - started, body)
+        return Scrape(time.perf_counter() - started, body, content_type=content_type)
 
     async def get(self, url: str, client: ClientConfig, headers: Mapping[str, str] | None = None) -> bytes:
         """A body, by the same limits as a page. Raises ScrapeFault."""
+        body, _ = await self._get(url, client, headers or {})
+        return body
+
+    async def _get(self, url: str, client: ClientConfig, headers: Mapping[str, str]) -> tuple[bytes, str]:
+        """A body and its content type. Raises ScrapeFault."""
         limit = self._limit_bytes
         try:
-            answer = await self._follow(url, client, {**_HEADERS, **(headers or {})}, limit)
-            return _decoded(answer.body, answer.headers.get("content-encoding", "identity").lower(), limit)
+            answer = await self._follow(url, client, {**_HEADERS, **headers}, limit)
+            body = _decoded(answer.body, answer.headers.get("content-encoding", "identity").lower(), limit)
+            return body, answer.headers.get("content-type", "")
         except (ExporterError, CannotConnect, TooLarge, Overloaded, BadHttp, ValueError, OSError) as error:
             raise self._fault(error, limit) from error
 

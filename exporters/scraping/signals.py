@@ -1,120 +1,93 @@
-"""From a target's samples to canonical signals, by its system's catalogue entry.
-
-Everything that depends only on *which* series there are is worked out once a layout; a scrape then costs a few
-vector operations, whatever the number of series.
-"""
+"""A target's samples over time, as canonical signals by its system's catalogue entry."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from exporters.catalogue import Family, Signal, Source, System
-from exporters.scraping.book import Book, Entry, Group, LabelSet
-from exporters.scraping.exposition import Layout, Reading, Series
-from exporters.scraping.frozen import FrozenEngines
-from exporters.scraping.histogram import Histogram
-from exporters.scraping.window import CounterBank, Increase, Indices, Vector, Window
+from prefixwatch.exporters.catalogue.model import System
+from prefixwatch.exporters.scraping.book import Book, Entry, Group, LabelSet
+from prefixwatch.exporters.scraping.exposition import Layout, Reading
+from prefixwatch.exporters.scraping.frozen import FrozenEngines
+from prefixwatch.exporters.scraping.histogram import Histogram, merge
+from prefixwatch.exporters.scraping.labels import LabelLimit
+from prefixwatch.exporters.scraping.plan import Counted, Plan, gauge_values, make_plan
+from prefixwatch.exporters.scraping.window import CounterBank, Increase, Indices, Vector, Window
 
-OTHER = "other"
-"""The label value that stands for all beyond the limit."""
-
+_MOST_PROCESSES = 16
 _RESTART_TOLERANCE_SECONDS = 2.0
 """Start times computed from a boot time wobble by a second when the clock is adjusted."""
-
-_RANGE = re.compile(r"(?P<low>[0-9.]+)(?:-(?P<high>[0-9.]+))?(?P<unit>us|ms|s|)(?P<open>\+?)")
-_UNIT_SCALES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
-
-
-@dataclass(slots=True)
-class LabelLimit:
-    """Keeps label values that a client can choose from growing without end: the first `most` are kept."""
-
-    most: int
-    _seen: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-
-    def bounded(self, label: str, value: str) -> str:
-        seen = self._seen[label]
-        if value in seen or len(seen) < self.most:
-            seen.add(value)
-            return value
-        return OTHER
-
-
-@dataclass(slots=True)
-class _Plan:
-    """For one layout: which slots of a reading are counters and gauges, and where each of them goes."""
-
-    counter_slots: Indices
-    counter_places: Indices
-    gauge_slots: Indices
-    gauge_scales: Vector
-    gauge_groups: list[Group]
-    gauge_engines: list[str]
-    """Of each the engine, by the system's own label; empty where the page doesn't show engines that are gone."""
-    gauge_largest: list[bool]
-    """Of each: whether the largest of a group's series stands for it, and not their sum."""
-    gauge_signals: frozenset[str]
-    counter_signals: frozenset[str]
-    counted: dict[str, _Counted]
-    """By signal, of those that have several sources."""
-    start_slot: int | None
-    infos: dict[str, list[Mapping[str, str]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """Which of its sources a counting signal is read from, and where its series are."""
-
-    source: Source
-    places: Indices
-    countable: Indices
-    """Of these places those whose sum tells how much was counted: of a histogram not its buckets and its sum."""
 
 
 class SignalStore:
     """All canonical numbers of one target, over time. Pure: readings and clock values come from outside.
 
-    `model` stands in for a model's name that the system doesn't know itself.
+    `place` says what is configured of the target's identity; its model replaces a model's name that the system
+    doesn't know itself.
     """
 
-    def __init__(self, system: System, horizon_seconds: float, label_limit: int, model: str = "") -> None:
-        self.system = system
-        self._model = model
+    def __init__(
+        self, system: System, horizon_seconds: float, label_limit: int, place: Mapping[str, str] | None = None
+    ) -> None:
+        self.system = self.catalogued = system
+        """As the page writes its names, and as the catalogue does."""
+        self.place = dict(place or {})
+        self._model = self.place.get("model", "")
         self.window = Window(horizon_seconds)
         self.gauges: dict[Group, float] = {}
         self.infos: Mapping[str, Sequence[Mapping[str, str]]] = {}
         self.resets = 0
         self._totals: Vector = np.zeros(0)
         self._bank = CounterBank()
+        self._others: dict[float, Vector] = {}
+        """By their start times, processes that showed counters before the present one: what they showed."""
+        self.several_processes = False
+        """Whether several processes answer at the target's address in turn, by the newest change of process."""
         self._book = Book.of(())
         self._limit = LabelLimit(label_limit)
+        self._lists: dict[bool, list[float] | None] = {}
+        self.known: dict[object, Any] = {}
+        """What others have worked out of the newest reading, by whatever they choose."""
+        self._sums: dict[bool, Mapping[tuple[str, str], float]] = {}
+        self._merged: dict[tuple[str, bool], Histogram | None] = {}
+        """Worked out when first asked for, until the next reading; as `_by_signal`."""
+        self._gauges: Mapping[Group, float] | None = None
+        self._by_signal: dict[str, dict[LabelSet, float]] = {}
         self._layout: Layout | None = None
-        self._plan: _Plan | None = None
-        self._started_seconds: float | None = None
+        self._plan: Plan | None = None
+        self.started_unix_seconds: float | None = None
+        """When the process began, by its newest page."""
         self.frozen: frozenset[str] = frozenset()
         """Engines that the newest page shows though they are gone, by the system's own label."""
         self._watch = _frozen_engines(system)
-        self._counted: dict[str, _Counted] = {}
+        self._counted: dict[str, Counted] = {}
         """Signals of several sources, each as it was read last."""
+
+    def follow(self, system: System) -> None:
+        """Read the page by this entry from now on: the catalogue's, with names that the page has instead."""
+        if system is not self.system:
+            self.system, self._watch = system, _frozen_engines(system)
+            self._layout = self._plan = None
 
     def apply(self, reading: Reading, at_seconds: float) -> None:
         """Take a reading of `at_seconds` on a monotonic clock."""
+        self._forget()
         before = self._counted
         if reading.layout is not self._layout or self._plan is None:
-            self._plan = self._plan_for(reading.layout)
+            label = self._watch.label if self._watch else ""
+            self._plan, self._book = make_plan(
+                self.system, reading.layout, self._book, self._limit, model=self._model, engine_label=label
+            )
+            self._bank.grow(len(self._book))
             self._layout = reading.layout
             self._counted = before | self._plan.counted
         plan, values = self._plan, reading.values
-        reset = self._bank.update(
-            plan.counter_places, values[plan.counter_slots], restarted=self._restarted(plan, values)
-        )
+        restarted = self._restarted(plan, values)
+        reset = self._bank.update(plan.counter_places, values[plan.counter_slots]) or restarted
         replaced = before is not self._counted and self._replace_sources(before, reset)
         totals_before, self._totals = self._totals, self._book.totals(self._bank.totals())
         self.resets += reset
@@ -123,8 +96,32 @@ class SignalStore:
         self.window.add(at_seconds, self._totals)
         if self._watch is not None:
             self.frozen = self._watch.among(reading, at_seconds)
-        self.gauges = _gauges(plan, values, self.frozen)
+        self.gauges = gauge_values(plan, values, self.frozen)
         self.infos = plan.infos if not self.frozen else _without(plan.infos, self.frozen)
+
+    @property
+    def overflowed(self) -> Mapping[str, int]:
+        """By label, how many of its values are counted as `OTHER`."""
+        return self._limit.overflowed
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """The model and role of this target, where all series of the newest page agree on them."""
+        return self._plan.identity if self._plan else {}
+
+    def identity_of(self, engine: str) -> Mapping[str, str]:
+        """The same of one engine on the page."""
+        return self._plan.engines.get(engine, self._plan.identity) if self._plan else {}
+
+    @property
+    def unmapped(self) -> frozenset[tuple[str, str]]:
+        """Signals and label values of the newest page that the catalogue should translate and doesn't know."""
+        return self._plan.unmapped if self._plan else frozenset()
+
+    @property
+    def several_engines(self) -> bool:
+        """Whether the newest page shows several engines that nothing tells apart."""
+        return self._plan is not None and self._plan.several_engines
 
     @property
     def groups(self) -> Collection[Group]:
@@ -136,14 +133,22 @@ class SignalStore:
         """Every histogram signal with the bounds that it has here."""
         return frozenset((signal, grid.bounds) for signal, grids in self._book.grids.items() for grid in grids)
 
+    def _forget(self) -> None:
+        self._lists.clear()
+        self._sums.clear()
+        self.known.clear()
+        self._merged.clear()
+
     def rest(self) -> None:
         """Let go of what was fresh. Totals stay, and go on should the same target come back."""
+        self._forget()
         self.window.restart()
         self._layout = self._plan = None
         self.gauges, self.infos, self.resets = {}, {}, 0
 
     def absorb(self, other: SignalStore) -> None:
         """Add another store's lifetime totals to these; of the same system, with the same bucket bounds."""
+        self._forget()
         bounded = [
             replace(group, labels=tuple((name, self._limit.bounded(name, value)) for name, value in group.labels))
             for group in other._book.groups
@@ -153,6 +158,25 @@ class SignalStore:
         totals[: len(self._totals)] = self._totals
         np.add.at(totals, [self._book.groups[group] for group in bounded], other._totals)
         self._totals = totals
+
+    @classmethod
+    def added_up(cls, stores: Iterable[SignalStore]) -> list[SignalStore]:
+        """Lifetime totals only, for sums: one store for all of a system and place whose series are the same."""
+        alike: dict[tuple[int, int, tuple[tuple[str, str], ...]], list[SignalStore]] = {}
+        for store in stores:
+            alike.setdefault((id(store.system), id(store._book), tuple(store.place.items())), []).append(store)
+        found = []
+        for same in alike.values():
+            one = cls(same[0].system, 1.0, 0, same[0].place)
+            one._book = same[0]._book
+            one._totals = np.sum([store._totals for store in same], axis=0)
+            found.append(one)
+        return found
+
+    @property
+    def book(self) -> Book:
+        """Its series, without their values: stores whose series are the same have the same one."""
+        return self._book
 
     @property
     def increase(self) -> Increase | None:
@@ -172,45 +196,61 @@ class SignalStore:
 
         Of a histogram `part` is `count` or `sum`.
         """
-        return self._sum(signal, part, self._totals)
+        return self._parts(grown=False).get((signal, part))
 
     def grown(self, signal: str, part: str = "value") -> float | None:
         """What the signal grew by in the window; None when not given, or before there is a window."""
-        return self._sum(signal, part, increase.vector) if (increase := self.increase) else None
+        return self._parts(grown=True).get((signal, part))
 
     def totals_by(self, signal: str, *labels: str) -> dict[tuple[str, ...], float]:
         """Lifetime sums by the values of these labels; a label that a series lacks counts as empty."""
-        return self._sums_by(signal, labels, self._totals)
+        return self._sums_by(signal, labels, grown=False)
 
     def grown_by(self, signal: str, *labels: str) -> dict[tuple[str, ...], float]:
         """Growth in the window by the values of these labels; empty before there is a window."""
-        return self._sums_by(signal, labels, increase.vector) if (increase := self.increase) else {}
+        return self._sums_by(signal, labels, grown=True)
 
-    def histograms(self, signal: str, label: str = "") -> dict[str, list[Histogram]]:
-        """Lifetime histograms, one a series, by the value of `label`."""
-        return self._histograms(signal, label, self._totals)
+    def histograms(self, signal: str, *labels: str) -> dict[tuple[str, ...], list[Histogram]]:
+        """Lifetime histograms, one a series, by the values of these labels."""
+        return self._histograms(signal, labels, self._totals)
 
-    def grown_histograms(self, signal: str, label: str = "") -> dict[str, list[Histogram]]:
+    def grown_histograms(self, signal: str, *labels: str) -> dict[tuple[str, ...], list[Histogram]]:
         """Histograms of what was observed in the window; empty before there is one."""
-        return self._histograms(signal, label, increase.vector) if (increase := self.increase) else {}
+        return self._histograms(signal, labels, increase.vector) if (increase := self.increase) else {}
 
     def bounds_of(self, signal: str, *labels: str) -> dict[tuple[str, ...], set[tuple[float, ...]]]:
         """The different bucket bounds of its histograms, by the values of these labels."""
-        found: dict[tuple[str, ...], set[tuple[float, ...]]] = defaultdict(set)
-        for grid in self._book.grids.get(signal, ()):
-            found[tuple(grid.labels.get(label, "") for label in labels)].add(grid.bounds)
-        return dict(found)
+        found: dict[tuple[str, ...], set[tuple[float, ...]]] = {}
+        for labelled, grid in self._book.labelled_grids(signal, labels):
+            found.setdefault(labelled, set()).add(grid.bounds)
+        return found
 
-    def gauges_of(self, signal: str) -> dict[LabelSet, float]:
-        return {group.labels: value for group, value in self.gauges.items() if group.signal == signal}
+    def merged(self, signal: str, *, grown: bool = False) -> Histogram | None:
+        """All its lifetime histograms, or what they grew by in the window, as one; None if there are none."""
+        key = signal, grown
+        if key not in self._merged:
+            given = self.grown_histograms(signal) if grown else self.histograms(signal)
+            every = [one for histograms in given.values() for one in histograms]
+            merged = merge(every) if len(every) > 1 else None
+            self._merged[key] = merged.histogram if merged else every[0] if every and every[0].counts else None
+        return self._merged[key]
 
-    def _replace_sources(self, before: Mapping[str, _Counted], reset: bool) -> bool:
+    def gauges_of(self, signal: str) -> Mapping[LabelSet, float]:
+        """Its newest values by their labels."""
+        if self._gauges is not self.gauges:
+            self._by_signal = {}
+            for group, value in self.gauges.items():
+                self._by_signal.setdefault(group.signal, {})[group.labels] = value
+            self._gauges = self.gauges
+        return self._by_signal.get(signal, {})
+
+    def _replace_sources(self, before: Mapping[str, Counted], reset: bool) -> bool:
         """Counters that were read under other names until now: the new ones count the same events from the process's
         start on, so the old ones' counts are in them, unless the process is another one. True if there are any."""
         replaced = False
         for name, counted in self._counted.items():
             old = before.get(name)
-            if old is None or old.source is counted.source:
+            if old is None or old.source == counted.source:
                 continue
             another = reset or self._bank_sum(counted.countable) < self._bank_sum(old.countable)
             gone = old.places[~np.isin(old.places, counted.places)]
@@ -221,164 +261,57 @@ class SignalStore:
     def _bank_sum(self, places: Indices) -> float:
         return float(self._book.scaled(places, self._bank.shown(places)).sum())
 
-    def _restarted(self, plan: _Plan, values: Vector) -> bool:
+    def _restarted(self, plan: Plan, values: Vector) -> bool:
+        """Whether the page is of a process that was not seen before, after one that was.
+
+        Several processes may answer at one address in turn, each with counters of its own: one that comes back goes on
+        where it was.
+        """
         if plan.start_slot is None or not math.isfinite(started := float(values[plan.start_slot])):
             return False
-        before, self._started_seconds = self._started_seconds, started
-        return before is not None and abs(started - before) > _RESTART_TOLERANCE_SECONDS
+        before, self.started_unix_seconds = self.started_unix_seconds, started
+        if before is None or abs(started - before) <= _RESTART_TOLERANCE_SECONDS:
+            return False
+        self._others[before] = self._bank.leave()
+        back = next((other for other in self._others if abs(started - other) <= _RESTART_TOLERANCE_SECONDS), None)
+        if back is not None:
+            self._bank.resume(self._others.pop(back))
+        elif len(self._others) > _MOST_PROCESSES:
+            self._others.pop(next(iter(self._others)))
+        self.several_processes = back is not None
+        return back is None
 
-    def _sum(self, signal: str, part: str, vector: Vector) -> float | None:
-        places = self._book.by_part.get((signal, part))
-        return float(sum([vector[place] for place in places])) if places else None
+    def _values(self, *, grown: bool) -> list[float] | None:
+        """Lifetime totals or growth by place; None for growth before there is a window. A list is read much faster than
+        an array, number by number."""
+        if grown not in self._lists:
+            increase = self.increase if grown else None
+            vector = self._totals if not grown else increase.vector if increase else None
+            self._lists[grown] = None if vector is None else vector.tolist()
+        return self._lists[grown]
 
-    def _sums_by(self, signal: str, labels: Sequence[str], vector: Vector) -> dict[tuple[str, ...], float]:
-        sums: dict[tuple[str, ...], float] = defaultdict(float)
-        for group, place in self._book.by_signal.get(signal, ()):
-            if group.part == "value":
-                own = dict(group.labels)
-                sums[tuple(own.get(label, "") for label in labels)] += float(vector[place])
-        return dict(sums)
+    def _parts(self, *, grown: bool) -> Mapping[tuple[str, str], float]:
+        """Lifetime sums or growth, by signal and part; empty for growth before there is a window."""
+        found = self._sums.get(grown)
+        if found is None:
+            increase = self.increase if grown else None
+            vector = self._totals if not grown else increase.vector if increase else None
+            found = self._sums[grown] = {} if vector is None else self._book.sums(vector)
+        return found
 
-    def _histograms(self, signal: str, label: str, vector: Vector) -> dict[str, list[Histogram]]:
-        found: dict[str, list[Histogram]] = defaultdict(list)
-        for grid in self._book.grids.get(signal, ()):
-            found[grid.labels.get(label, "")].append(grid.histogram(vector))
-        return dict(found)
+    def _sums_by(self, signal: str, labels: tuple[str, ...], *, grown: bool) -> dict[tuple[str, ...], float]:
+        values, sums = self._values(grown=grown), dict[tuple[str, ...], float]()
+        for labelled, place in self._book.labelled(signal, labels) if values is not None else ():
+            sums[labelled] = sums.get(labelled, 0.0) + values[place]  # type: ignore[index]  # there are values here
+        return sums
 
-    def labelled_histograms(self, signal: str, *labels: str) -> dict[tuple[str, ...], list[Histogram]]:
-        """Lifetime histograms, one a series, by the values of these labels."""
-        found: dict[tuple[str, ...], list[Histogram]] = defaultdict(list)
-        for grid in self._book.grids.get(signal, ()):
-            found[tuple(grid.labels.get(label, "") for label in labels)].append(grid.histogram(self._totals))
-        return dict(found)
-
-    def _plan_for(self, layout: Layout) -> _Plan:
-        present = {series.name for series in layout.series}
-        sources = {name: signal.source_on(present) for name, signal in self.system.signals.items()}
-        taken = _by_sample_name(self.system, sources)
-        counters: list[tuple[int, Entry]] = []
-        gauges: list[tuple[int, Group, float]] = []
-        infos: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-        start_slot = None
-        for slot, series in enumerate(layout.series):
-            for signal_name, signal, family in taken.get(series.name, ()):
-                if any(series.labels.get(label, "") != value for label, value in family.only.items()):
-                    continue
-                labels = self._labels(signal, family, series)
-                if signal_name == "process_start_seconds":
-                    start_slot = slot
-                elif signal.kind == "info":
-                    infos[signal_name].append(dict(labels))
-                elif signal.kind == "gauge":
-                    gauges.append((slot, Group(signal_name, labels), family.scale))
-                else:
-                    group, scale = _counter_group(signal_name, signal, family, series, labels)
-                    counters.append((slot, Entry(group, series.identity(), scale)))
-        entries = [entry for _, entry in counters]
-        self._book = self._book.with_entries(entries)
-        self._bank.grow(len(self._book))
-        places = self._book.places(entries)
-        return _Plan(
-            counter_slots=np.array([slot for slot, _ in counters], dtype=np.intp),
-            counter_places=places,
-            gauge_slots=np.array([slot for slot, *_ in gauges], dtype=np.intp),
-            gauge_scales=np.array([scale for *_, scale in gauges], dtype=np.float64),
-            gauge_groups=[group for _, group, _ in gauges],
-            gauge_signals=frozenset(group.signal for _, group, _ in gauges),
-            gauge_engines=[
-                layout.series[slot].labels.get(self._watch.label, "") if self._watch else "" for slot, *_ in gauges
-            ],
-            gauge_largest=[self.system.signals[group.signal].combined_by == "max" for _, group, _ in gauges],
-            counter_signals=frozenset(entry.group.signal for entry in entries),
-            counted=_counted(self.system, sources, entries, places),
-            start_slot=start_slot,
-            infos=dict(infos),
-        )
-
-    def _labels(self, signal: Signal, family: Family, series: Series) -> LabelSet:
-        found = []
-        for name, rule in {**signal.labels, **family.labels}.items():
-            value = rule.apply(series.labels)
-            if name == "model" and value is not None:
-                value = _model_name(value, self._model)
-            if value is not None:
-                found.append((name, value if signal.kind == "info" else self._limit.bounded(name, value)))
-        return tuple(sorted(found))
-
-
-def _by_sample_name(
-    system: System, sources: Mapping[str, Source | None]
-) -> Mapping[str, Sequence[tuple[str, Signal, Family]]]:
-    """Sample name → the signals that are read from it."""
-    taken: dict[str, list[tuple[str, Signal, Family]]] = defaultdict(list)
-    for name, source in sources.items():
-        signal = system.signals[name]
-        for family in source.families if source else ():
-            for sample_name in family.sample_names(signal.kind):
-                taken[sample_name].append((name, signal, family))
-    return taken
-
-
-def _counted(
-    system: System, sources: Mapping[str, Source | None], entries: Sequence[Entry], places: Indices
-) -> dict[str, _Counted]:
-    found = {}
-    for name, source in sources.items():
-        if source is None or len(system.signals[name].sources) < 2:
-            continue
-        own = [position for position, entry in enumerate(entries) if entry.group.signal == name]
-        countable = [position for position in own if entries[position].group.part in ("value", "range", "count")]
-        if own:
-            found[name] = _Counted(source, places[own], places[countable])
-    return found
-
-
-def _counter_group(name: str, signal: Signal, family: Family, series: Series, labels: LabelSet) -> tuple[Group, float]:
-    if signal.kind == "counter":
-        return Group(name, labels), family.scale
-    if family.buckets_from:
-        low, high = range_bounds(series.labels.get(family.buckets_from, ""))
-        return Group(name, labels, "range", high * family.scale, low * family.scale), 1.0
-    part = series.name[len(family.name) + 1 :]
-    if part != "bucket":
-        return Group(name, labels, part), family.scale if part == "sum" else 1.0
-    return Group(name, labels, part, _bound(series.labels.get("le", "")) * family.scale), 1.0
-
-
-def _bound(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def range_bounds(text: str) -> tuple[float, float]:
-    """Lower and upper bound of a range such as `5-10ms` (in seconds), `8192-16384` or `5000ms+`; NaN if it is none."""
-    match = _RANGE.fullmatch(text.strip())
-    if match is None or (match["high"] is None) != bool(match["open"]):
-        return math.nan, math.nan
-    scale = _UNIT_SCALES[match["unit"]]
-    return _bound(match["low"]) * scale, math.inf if match["open"] else _bound(match["high"]) * scale
-
-
-def _model_name(told: str, configured: str) -> str:
-    """One name for a model that some families call by the path of its files, or don't know at all."""
-    if told in ("", "undefined", "unknown") and configured:
-        return configured
-    return told.rstrip("/").rpartition("/")[2] if told.startswith(("/", "./", "~")) else told
-
-
-def _gauges(plan: _Plan, values: Vector, frozen: Collection[str]) -> dict[Group, float]:
-    """Gauges by group; a series that isn't a number is unknown and left out, and so are those of frozen engines."""
-    gauges: dict[Group, float] = {}
-    scaled = (values[plan.gauge_slots] * plan.gauge_scales).tolist()
-    for group, value, engine, largest in zip(
-        plan.gauge_groups, scaled, plan.gauge_engines, plan.gauge_largest, strict=True
-    ):
-        if math.isfinite(value) and not (frozen and engine in frozen):
-            known = gauges.get(group)
-            gauges[group] = value if known is None else max(known, value) if largest else known + value
-    return gauges
+    def _histograms(
+        self, signal: str, labels: tuple[str, ...], vector: Vector
+    ) -> dict[tuple[str, ...], list[Histogram]]:
+        found: dict[tuple[str, ...], list[Histogram]] = {}
+        for labelled, grid in self._book.labelled_grids(signal, labels):
+            found.setdefault(labelled, []).append(grid.histogram(vector))
+        return found
 
 
 def _without(infos: Mapping[str, Sequence[Mapping[str, str]]], engines: Collection[str]) -> dict[str, Any]:

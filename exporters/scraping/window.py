@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
@@ -31,24 +30,34 @@ class CounterBank:
         self._shown: Vector = np.zeros(0)
         self._before_resets: Vector = np.zeros(0)
 
+    def leave(self) -> Vector:
+        """The process that counted until now is not the one that counts next: what it showed, for `resume`."""
+        shown, self._shown = self._shown, np.zeros(len(self._shown))
+        self._before_resets += shown
+        return shown
+
+    def resume(self, shown: Vector) -> None:
+        """A process that was left is back: it goes on from what it showed."""
+        self._shown[: len(shown)] = shown
+        self._before_resets[: len(shown)] -= shown
+
     def grow(self, count: int) -> None:
         """Have this many series; new ones come last and begin at 0."""
         added = np.zeros(count - len(self._shown))
         self._shown = np.append(self._shown, added)
         self._before_resets = np.append(self._before_resets, added)
 
-    def update(self, places: Indices, values: Vector, *, restarted: bool = False) -> bool:
+    def update(self, places: Indices, values: Vector) -> bool:
         """Take new values of the series at these places; True when any of them was reset.
 
-        `restarted` says that all were, though they may be higher than before.
         Values that no counter can have (NaN, infinite, negative) leave a series as it was.
         """
         shown = self._shown[places]
-        if not restarted and ((values >= shown) & (values < np.inf)).all():  # as nearly always; NaN is neither
+        if ((values >= shown) & (values < np.inf)).all():  # as nearly always; NaN is neither
             self._shown[places] = values
             return False
         valid = np.isfinite(values) & (values >= 0)
-        reset = valid & ((values < shown) | (restarted & (shown > 0)))
+        reset = valid & (values < shown)
         any_reset = bool(reset.any())
         if any_reset:
             self._before_resets[places[reset]] += shown[reset]
@@ -91,7 +100,7 @@ class Window:
         """Once somebody asked for it: scrapes are more frequent than readers."""
 
     def add(self, at_seconds: float, totals: Vector) -> None:
-        """Add a sample; `at_seconds` is of a monotonic clock. Older samples fall out, but for the last one."""
+        """Add a sample; `at_seconds` is of a monotonic clock. Older samples fall out, except for the last one."""
         self._increase = None
         samples = self._samples
         if len(samples) > 2 and samples[-1][0] - samples[-2][0] < self._horizon_seconds / _MOST_SAMPLES:
@@ -127,13 +136,17 @@ class LoadWindow:
     def __init__(self, horizon_seconds: float) -> None:
         self._horizon_seconds = horizon_seconds
         self._samples: deque[tuple[float, Mapping[str, float]]] = deque()
+        self._means: dict[str, float] | None = None
+        """Once somebody asked for them."""
 
     def add(self, at_seconds: float, loads: Mapping[str, float]) -> None:
+        self._means = None
         self._samples.append((at_seconds, loads))
         while self._samples[0][0] < at_seconds - self._horizon_seconds:
             self._samples.popleft()
 
     def clear(self) -> None:
+        self._means = None
         self._samples.clear()
 
     @property
@@ -141,9 +154,15 @@ class LoadWindow:
         """All of the window, oldest first."""
         return tuple(self._samples)
 
-    def means(self) -> dict[str, float]:
+    def means(self) -> Mapping[str, float]:
         """By name, for the names in the newest sample: what has gone has no load."""
-        if not self._samples:
-            return {}
-        present = self._samples[-1][1]
-        return {name: fmean([loads[name] for _, loads in self._samples if name in loads]) for name in present}
+        if self._means is None:
+            present = self._samples[-1][1] if self._samples else {}
+            self._means = {name: mean([loads[name] for _, loads in self._samples if name in loads]) for name in present}
+        return self._means
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of at least one value. Each is divided before they are added, so that no figure that a target sends,
+    however large, overflows."""
+    return sum([value / len(values) for value in values])

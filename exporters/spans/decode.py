@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from exporters.spans.genai import Span, Value
+from prefixwatch.exporters.spans.genai import Span, Value
 
 Encoding = Literal["protobuf", "json"]
 

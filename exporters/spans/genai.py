@@ -1,6 +1,6 @@
 """What a GenAI span says of its request, whoever wrote it: attribute spellings are data, in `genai.yaml`.
 
-Pure: a decoded span goes in, what it tells comes out. A value that can't be true (a negative count, a first token
+Pure: a decoded span goes in, what it reports comes out. A value that can't be true (a negative count, a first token
 after the end) is dropped and named in `faults`; the rest of the span still counts. Unknown stays None.
 """
 
@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from documents import parse
+from prefixwatch.documents import parse
 
 Value = str | bool | int | float
 
@@ -58,7 +58,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """What one span tells about one request to a model."""
+    """What one span reports about one request to a model."""
 
     trace_id: str
     span_id: str
@@ -140,12 +140,12 @@ class SpanTable(_Strict):
 @cache
 def shipped_table() -> SpanTable:
     """The table in this folder."""
-    text = resources.files("exporters.spans").joinpath("genai.yaml").read_text(encoding="utf-8")
+    text = resources.files("prefixwatch.exporters.spans").joinpath("genai.yaml").read_text(encoding="utf-8")
     return parse(text, SpanTable, name="exporters/spans/genai.yaml")
 
 
 def request_span(span: Span, table: SpanTable) -> RequestSpan | None:
-    """What the span tells of its request; None when it isn't the call of a model (an agent, a tool, an embedding)."""
+    """What the span reports about its request; None when it isn't a model call (an agent, a tool, an embedding)."""
     values = span.attributes
     if not _is_inference(span, table):
         return None

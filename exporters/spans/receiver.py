@@ -1,8 +1,9 @@
 """OTLP/HTTP: spans come in at POST /v1/traces, requests go into the ledger.
 
-Answers as the OTLP specification says: 200 with the spans that couldn't be used in `partial_success`; 400, 413 and 415
-with the reason, which a sender must not repeat; 503 with Retry-After when too many exports are being read. Bodies are
-decoded on a thread of their own, so no export, however large, holds up a scrape.
+Answers as the OTLP specification says: 200 with the spans that couldn't be used in `partial_success`; 400, 408, 413 and
+415 with the reason; 503 with Retry-After when too much is being read or decoded. A slow sender holds no place that
+another one needs, and not for longer than `otlp.body_timeout_seconds`. Bodies are decoded on a thread of their own, so
+no export, however large, holds up a scrape.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # goog
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from prometheus_client.core import Metric
 
-from exporters.families import counter
-from exporters.requests.sink import RequestSink
-from exporters.spans.config import OtlpConfig
-from exporters.spans.decode import BadExport, Encoding, decode
-from exporters.spans.genai import Span, shipped_table
-from exporters.spans.requests import SpanRefused, SpanRequests
-from kvcache.pseudonyms import Pseudonyms
+from prefixwatch.exporters.metrics_page.rows import rows
+from prefixwatch.exporters.spans.config import OtlpConfig
+from prefixwatch.exporters.spans.decode import BadExport, Encoding, decode
+from prefixwatch.exporters.spans.genai import Span, shipped_table
+from prefixwatch.exporters.spans.requests import SpanRefused, SpanRequests
+from prefixwatch.kvcache.request_record import Pseudonyms, RequestRecord
 
 _log = logging.getLogger("prefixwatch.exporter")
 
@@ -42,10 +42,13 @@ _NOTHING_SENT = (
 )
 _CONTENT_TYPES: Mapping[str, Encoding] = {"application/x-protobuf": "protobuf", "application/json": "json"}
 _CONTENT_ENCODINGS = ("", "identity", "gzip", "deflate")
-_MAX_EXPORTS_AT_ONCE = 16
+_MAX_DECODING = 16
+_MAX_READING = 512
+_MAX_READING_BYTES = 64 * 1024 * 1024
+"""Of all bodies that are being received, so that slow senders can't fill the memory."""
 _SPANS_AT_A_TIME = 200
-_RPC_CODES = {400: 3, 413: 8, 415: 3, 503: 14}
-"""google.rpc.Code for a Status body: invalid argument, resource exhausted, unavailable."""
+_RPC_CODES = {400: 3, 408: 4, 413: 8, 415: 3, 503: 14}
+"""google.rpc.Code for a Status body: invalid argument, deadline exceeded, resource exhausted, unavailable."""
 
 
 class _Refused(Exception):
@@ -58,9 +61,10 @@ class _Refused(Exception):
 class OtlpReceiver:
     """One receiver: its HTTP handler, the traces it holds, and the task that settles them.
 
-    `tenants` are shown by their names, all others, and sessions, as hashes keyed by `hash_secret`. `read_elsewhere`
-    holds the ids of traces whose requests come from a router's own records: they are not counted again.
-    `block_size_of` knows the workers' block sizes, by which a full hit is told from a partial one.
+    `count` takes each request with the name of this source. `tenants` are shown by name; all others, and sessions, as
+    hashes keyed by `hash_secret`. `read_elsewhere` holds the ids of traces whose requests come from a router's own
+    records: they are not counted again. `block_size_of` returns a worker's block size, which separates full from
+    partial hits.
     """
 
     name = "spans"
@@ -68,7 +72,7 @@ class OtlpReceiver:
     def __init__(
         self,
         config: OtlpConfig,
-        ledger: RequestSink,
+        count: Callable[[RequestRecord, str], None],
         *,
         tenants: Iterable[str] = (),
         hash_secret: str | None = None,
@@ -78,7 +82,7 @@ class OtlpReceiver:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
-        self._ledger = ledger
+        self._count = count
         self._clock = clock
         self._wall_clock = wall_clock
         known = frozenset(tenants)
@@ -96,7 +100,7 @@ class OtlpReceiver:
         )
         self._exports: Counter[int] = Counter()
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="otlp")
-        self._reading = 0
+        self._reading = self._reading_bytes = self._decoding = 0
         self._settling: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -109,7 +113,7 @@ class OtlpReceiver:
             self._settling.cancel()
             await asyncio.gather(self._settling, return_exceptions=True)
         for record in self._requests.all():
-            self._ledger.record(record, self.name)
+            self._count(record, self.name)
         self._decoder.shutdown(wait=False, cancel_futures=True)
 
     async def _keep_settling(self) -> None:
@@ -123,7 +127,7 @@ class OtlpReceiver:
     async def settle(self) -> None:
         """Hand the requests of settled traces to the ledger."""
         for position, record in enumerate(self._requests.settled(self._clock()), start=1):
-            self._ledger.record(record, self.name)
+            self._count(record, self.name)
             if position % _SPANS_AT_A_TIME == 0:
                 await asyncio.sleep(0)  # scrapes go on meanwhile
 
@@ -145,17 +149,47 @@ class OtlpReceiver:
         return response
 
     async def _take(self, request: web.Request, encoding: Encoding) -> tuple[int, Counter[str]]:
-        if self._reading >= _MAX_EXPORTS_AT_ONCE:
-            raise _Refused(503, f"{self._reading} exports are being read; send again")
+        if self._reading >= _MAX_READING:
+            raise _Refused(503, f"{self._reading} exports are being received; send again")
         self._reading += 1
         try:
-            body = await _read(request, self._config.max_body_bytes)
+            async with asyncio.timeout(self._config.body_timeout_seconds):
+                body = await self._read(request)
+        except TimeoutError as error:
+            limit = self._config.body_timeout_seconds
+            raise _Refused(408, f"the body took longer than {limit:g} s: send smaller batches") from error
+        finally:
+            self._reading -= 1
+        if self._decoding >= _MAX_DECODING:
+            raise _Refused(503, f"{self._decoding} exports are being decoded; send again")
+        self._decoding += 1
+        try:
             spans = await asyncio.get_running_loop().run_in_executor(self._decoder, self._decode, body, encoding)
         except BadExport as error:
             raise _Refused(400, str(error)) from error
         finally:
-            self._reading -= 1
+            self._decoding -= 1
         return await self._add(spans)
+
+    async def _read(self, request: web.Request) -> bytes:
+        """The body, decompressed, up to the limits. Raises _Refused."""
+        given = request.headers.get("Content-Encoding", "").lower()
+        if given not in _CONTENT_ENCODINGS:
+            raise _Refused(415, f"Content-Encoding {given}: send gzip or none")
+        body, limit = bytearray(), self._config.max_body_bytes
+        try:
+            async for chunk in request.content.iter_any():
+                body += chunk
+                self._reading_bytes += len(chunk)
+                if len(body) > limit:
+                    raise _Refused(413, f"more than {limit} bytes: send smaller batches, or raise otlp.max_body_bytes")
+                if self._reading_bytes > max(_MAX_READING_BYTES, limit):
+                    raise _Refused(503, "too many bytes are being received; send again")
+        except (ClientPayloadError, HttpProcessingError, web.RequestPayloadError) as error:
+            raise _Refused(400, f"the body can't be read as {given or 'sent'}: {error}") from error
+        finally:
+            self._reading_bytes -= len(body)
+        return bytes(body)
 
     def _decode(self, body: bytes, encoding: Encoding) -> list[Span]:
         return decode(body, encoding, self._wanted, self._table.first_token_events)
@@ -173,8 +207,8 @@ class OtlpReceiver:
         return reasons.total(), reasons
 
     def metrics(self, now_seconds: float) -> Iterable[Metric]:
-        """How many exports and spans came, and what became of them."""
-        exports, spans, faults = counter("otlp_exports"), counter("spans"), counter("span_faults")
+        """How many exports and spans came, and their outcomes."""
+        exports, spans, faults = rows("otlp_exports"), rows("spans"), rows("span_faults")
         for status, count in sorted(self._exports.items()):
             exports.add_metric([str(status)], count)
         for result, count in sorted(self._requests.results.items()):
@@ -193,24 +227,6 @@ class OtlpReceiver:
             "waiting_traces": self._requests.waiting_traces,
             "absent": absent,
         }
-
-
-async def _read(request: web.Request, limit_bytes: int) -> bytes:
-    """The body, decompressed, up to the limit. Raises _Refused."""
-    given = request.headers.get("Content-Encoding", "").lower()
-    if given not in _CONTENT_ENCODINGS:
-        raise _Refused(415, f"Content-Encoding {given}: send gzip or none")
-    body = bytearray()
-    try:
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > limit_bytes:
-                raise _Refused(
-                    413, f"more than {limit_bytes} bytes: send smaller batches, or raise otlp.max_body_bytes"
-                )
-    except (ClientPayloadError, HttpProcessingError, web.RequestPayloadError) as error:
-        raise _Refused(400, f"the body can't be read as {given or 'sent'}: {error}") from error
-    return bytes(body)
 
 
 def _accepted(encoding: Encoding, refused: int, reasons: Counter[str]) -> web.Response:

@@ -2,7 +2,7 @@
 
 A router, a gateway and the engine behind them each write a span of the same trace. Two GenAI spans of a trace are one
 request when one is an ancestor of the other; where the links between them are missing (a hop that exports elsewhere),
-when they stand at different levels and the middle of the lower one lies within the higher one. So an agent's trace
+when they are on different levels and the middle of the lower one lies within the higher one. So an agent's trace
 with many calls gives as many requests. Of one request
 
 * the outermost span gives TTFT, end-to-end time, outcome, tenant, session and model: it saw what the client saw;
@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
-from exporters.spans.genai import RequestSpan, Span, SpanTable, request_span
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.spans.genai import RequestSpan, Span, SpanTable, request_span
+from prefixwatch.kvcache.request_record import RequestRecord
 
 MAX_CLOCK_DIFFERENCE_SECONDS = 86_400.0
 """A span that ended longer ago, or that much in the future, has a broken clock."""
 _MAX_SPANS = 1_000
-"""Of one trace: so many wait at a time, and of so many the links are remembered."""
+"""Of one trace: how many wait at a time, and the links of how many are remembered."""
 _MAX_ANCESTORS = 64
 _MAX_COUNTED = 100
 """Counted spans of a trace that a latecomer is compared with by time."""
@@ -70,7 +70,7 @@ class _Trace:
             self.above_counted.update(_ancestors(span.span_id, self.parents))
 
     def has_counted(self, span: RequestSpan) -> bool:
-        """The span tells of a request that was counted already."""
+        """The span is of a request that was counted already."""
         return (
             span.span_id in self.above_counted
             or not self.counted_ids.isdisjoint(_ancestors(span.span_id, self.parents))
@@ -106,7 +106,7 @@ class SpanRequests:
         self._max_traces = max_traces
         self._traces: OrderedDict[str, _Trace] = OrderedDict()
         self.results: Counter[str] = Counter()
-        """Spans by what became of them: used, merged, other, duplicate, late, elsewhere, refused."""
+        """Spans by their outcome: used, merged, other, duplicate, late, elsewhere, refused."""
         self.faults: Counter[str] = Counter()
         """Values that were dropped, and spans that were refused, by what was wrong."""
 

@@ -5,7 +5,7 @@
     L, H_i   prompt tokens, and those of them that the worker holds
     home_i   home_ratio · (L − H*) at the home, H* the deepest hit: the home is worth what part of the prompt is
              still to be cached somewhere. A holder beats it from H_i / L > home_ratio / (1 + home_ratio)
-    home     the first worker clockwise on the ring of `router.hash_ring`, at the sticky key, that got at most
+    home     the first worker clockwise on the ring (`policies.shared.hash_ring`), at the sticky key, that got at most
              home_bound times its fair share of the last window_seconds' requests
     key      the session; without one the prompt's opening (its first opening_tokens, in the tenant's namespace)
     load_i   uncached prompt tokens ahead + requests in flight · tokens_per_request; requests in flight are this
@@ -17,11 +17,12 @@
     m_i      how well the worker's hardware suits, 0 … 1: for each property that the request calls for, its value over
              the best candidate's; the least of them counts. L ≥ long_prompt_tokens calls for prefill rate and
              intra-node bandwidth, an output limit > long_output_tokens for decode rate, one < short_output_tokens for
-             prefill rate. What isn't stated in `hardware` counts as suiting. A preference, never a filter
+             prefill rate. What isn't stated in `hardware` counts as suiting. A preference, never a filter. With
+             learn_hardware, the rates that a worker's answers have shown (`router.rates`) count before the stated ones
 
-Defaults: home_ratio 0.5, home_bound 1.25, opening_tokens 256, tokens_per_request 256, patience_ratio 1,
-hotspot_weight 2, window_seconds 60, prior_requests 4, hardware {}, long_prompt_tokens 32768, long_output_tokens 2000,
-short_output_tokens 200.
+Defaults: home_ratio 0.5, home_bound 1.25, opening_tokens 256, tokens_per_request 256, patience_ratio 1, hotspot_weight
+2, window_seconds 60, prior_requests 4, hardware {}, learn_hardware false, long_prompt_tokens 32768, long_output_tokens
+2000, short_output_tokens 200.
 
 Source: ours. Placing misses by a ring makes replicas of the router agree on them without talking to each other.
 """
@@ -34,19 +35,20 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from router.hash_ring import HashRing
-from router.policies.prefix_hash import prefix_key
-from router.policy import Decision, Fleet, LoadReport, Needs, Policy, RouteRequest, Worker
-from router.recent_requests import RecentRequests
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What a worker can do; a figure that isn't known is None."""
-
-    prefill_tokens_per_second: float | None = None
-    decode_tokens_per_second: float | None = None
-    intra_node_bytes_per_second: float | None = None
+from prefixwatch.router.policies.sglang.prefix_hash import prefix_key
+from prefixwatch.router.policies.shared.hash_ring import HashRing
+from prefixwatch.router.policies.shared.recent_requests import RecentRequests
+from prefixwatch.router.policy import (
+    Decision,
+    Fleet,
+    Needs,
+    Policy,
+    RouteRequest,
+    Worker,
+    deepest_hit,
+    requests_at,
+)
+from prefixwatch.router.rates import Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class AffinityOptions:
     window_seconds: float = 60.0
     prior_requests: float = 4.0
     hardware: Mapping[str, Hardware] = field(default_factory=dict)
+    learn_hardware: bool = False
     long_prompt_tokens: int = 32_768
     long_output_tokens: int = 2_000
     short_output_tokens: int = 200
@@ -81,7 +84,7 @@ class Affinity(Policy):
         self._recent = RecentRequests(self.options.window_seconds)
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
-        workers, depths = fleet.workers, fleet.hit_blocks(request)
+        workers, depths = fleet.workers, fleet.lookup(request)
         self._recent.expire(fleet.now_seconds)
         shares = self._shares(workers)
         home = self._home(request, shares)
@@ -90,7 +93,7 @@ class Affinity(Policy):
         ties = [name for name, score in scores.items() if score == best]
         chosen = ties[0] if len(ties) == 1 else self.rng.choice(ties)
         depth = depths.get(chosen, 0)
-        return Decision(chosen, _reason(depth, _deepest(workers, depths), chosen == home), depth, scores)
+        return Decision(chosen, _reason(depth, deepest_hit(workers, depths), chosen == home), depth, scores)
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         self._recent.expire(now_seconds)
@@ -111,9 +114,8 @@ class Affinity(Policy):
         options, prompt = self.options, max(request.prompt_tokens, 1)
         request_tokens = options.tokens_per_request
         loads = [
-            worker.prefill_tokens
-            + (worker.in_flight if worker.report is None else _in_flight(worker, worker.report)) * request_tokens
-            for worker in workers
+            worker.prefill_tokens + requests * request_tokens
+            for worker, requests in zip(workers, requests_at(workers), strict=True)
         ]
         mean, patience = sum(loads) / len(loads), options.patience_ratio * prompt
         load_price = patience / (patience + mean) if patience else 0.0
@@ -121,7 +123,7 @@ class Affinity(Policy):
         for name, depth in depths.items():
             if name in values:
                 values[name] += min(depth * request.block_size, prompt)
-        values[home] += options.home_ratio * max(0, prompt - _deepest(workers, depths) * request.block_size)
+        values[home] += options.home_ratio * max(0, prompt - deepest_hit(workers, depths) * request.block_size)
         hot_price, fair = options.hotspot_weight * prompt, 1 / len(workers)
         scores = {}
         for (name, value), load, suit in zip(values.items(), loads, self._suits(request, workers), strict=True):
@@ -155,10 +157,12 @@ class Affinity(Policy):
 
     def _suits(self, request: RouteRequest, workers: Sequence[Worker]) -> list[float]:
         match = [1.0] * len(workers)
-        if not self.options.hardware:
+        if not self.options.hardware and not self.options.learn_hardware:
             return match
         unknown = Hardware()
         stated = [self.options.hardware.get(worker.name, unknown) for worker in workers]
+        if self.options.learn_hardware:
+            stated = [worker.rates.over(own) for worker, own in zip(workers, stated, strict=True)]
         for name in self._called_for(request):
             figures: list[float | None] = [getattr(hardware, name) for hardware in stated]
             best = max((figure for figure in figures if figure), default=0.0)
@@ -178,15 +182,6 @@ class Affinity(Policy):
         elif 0 < output < options.short_output_tokens:
             properties.add("prefill_tokens_per_second")
         return properties
-
-
-def _deepest(workers: Sequence[Worker], depths: Mapping[str, int]) -> int:
-    """Leading blocks that the candidate with the most of them holds."""
-    return max(depths.get(worker.name, 0) for worker in workers) if depths else 0
-
-
-def _in_flight(worker: Worker, report: LoadReport) -> int:
-    return max(worker.in_flight, (report.running or 0) + (report.waiting or 0))
 
 
 def _reason(depth: int, deepest: int, at_home: bool) -> str:

@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker, least_loaded
+from prefixwatch.router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker, least_loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class AibrixPrefixCache(Policy):
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
         workers = fleet.workers
-        depths = fleet.hit_blocks(request)
+        depths = fleet.lookup(request)
         candidates = least_loaded(workers) if self._imbalanced(workers) else workers
         matched = self._by_match(candidates, depths, max(1, len(request.blocks)))
         limit = self._limit(workers)

@@ -9,10 +9,11 @@
 
 Defaults: default_tokens_per_second 2000, mean_prefill_tokens 1024, kv_pressure_weight 0.15 s; the gateway
 polls every 10 s. A worker without a report while others have one: in flight × mean_prefill_tokens / mean
-reported throughput (default_tokens_per_second where none is reported). Nobody reports: fewest in flight.
+reported throughput (default_tokens_per_second where none is reported), and no less than the highest score of those that
+report. A report without waiting requests or KV usage: the highest that others report. Nobody reports: fewest in flight.
 Ties: fewer in flight, then random.
 
-Source: smg `least_load`.
+Source: smg `least_load`. Not kept: there an engine that fell silent while idle counts as idle.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.policy import Decision, Fleet, LoadReport, Needs, Policy, RouteRequest, Worker
+from prefixwatch.router.policy import (
+    Decision,
+    Fleet,
+    LoadReport,
+    Needs,
+    Policy,
+    RouteRequest,
+    Worker,
+    known_or_highest,
+    kv_usages,
+)
 
 KV_USAGE_CEILING = 0.999
 
@@ -53,7 +64,7 @@ class LeastLoad(Policy):
         reporting = [worker.report for worker in workers if worker.report is not None]
         if reporting:
             nominal = self._nominal_throughput(reporting)
-            scores = [self._drain_seconds(worker, nominal) for worker in workers]
+            scores = self._drain_seconds(workers, nominal)
             reason = "least_drain_time"
         else:
             self._sent.clear()
@@ -76,17 +87,26 @@ class LeastLoad(Policy):
     def on_worker_removed(self, worker: str) -> None:
         self._sent.pop(worker, None)
 
-    def _drain_seconds(self, worker: Worker, nominal: float) -> float:
-        options, report = self.options, worker.report
-        if report is None:
-            self._sent.pop(worker.name, None)
-            return worker.in_flight * options.mean_prefill_tokens / nominal
-        tokens = self._queued_tokens(report) + self._sent_since(worker.name, report.at_seconds)
-        throughput = report.generation_tokens_per_second or options.default_tokens_per_second
-        return tokens / throughput + kv_pressure_seconds(report.kv_usage_ratio, options.kv_pressure_weight)
-
-    def _queued_tokens(self, report: LoadReport) -> int:
-        return report.waiting_uncached_tokens or (report.waiting or 0) * self.options.mean_prefill_tokens
+    def _drain_seconds(self, workers: Sequence[Worker], nominal: float) -> list[float]:
+        options = self.options
+        mean_tokens = options.mean_prefill_tokens
+        usages = known_or_highest(kv_usages(workers))
+        queued = known_or_highest([_queued_tokens(worker.report, mean_tokens) for worker in workers])
+        seconds: list[float | None] = []
+        default_rate, weight = options.default_tokens_per_second, options.kv_pressure_weight
+        for worker, tokens, usage in zip(workers, queued, usages, strict=True):
+            report = worker.report
+            if report is None:
+                self._sent.pop(worker.name, None)
+                seconds.append(None)
+                continue
+            throughput = report.generation_tokens_per_second or default_rate
+            waiting = (tokens + self._sent_since(worker.name, report.at_seconds)) / throughput
+            seconds.append(waiting + kv_pressure_seconds(usage, weight))
+        if None not in seconds:
+            return known_or_highest(seconds)
+        estimates = [0.0 if worker.report else worker.in_flight * mean_tokens / nominal for worker in workers]
+        return [max(pair) for pair in zip(known_or_highest(seconds), estimates, strict=True)]
 
     def _sent_since(self, worker: str, at_seconds: float) -> int:
         sent = self._sent.get(worker)
@@ -99,6 +119,14 @@ class LeastLoad(Policy):
     def _nominal_throughput(self, reports: Sequence[LoadReport]) -> float:
         rates = [r.generation_tokens_per_second for r in reports if r.generation_tokens_per_second]
         return sum(rates) / len(rates) if rates else self.options.default_tokens_per_second
+
+
+def _queued_tokens(report: LoadReport | None, mean_prefill_tokens: int) -> float | None:
+    if report is None:
+        return None
+    if report.waiting_uncached_tokens is not None:
+        return report.waiting_uncached_tokens
+    return None if report.waiting is None else report.waiting * mean_prefill_tokens
 
 
 def kv_pressure_seconds(usage_ratio: float | None, weight: float = 0.15) -> float:

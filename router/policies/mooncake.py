@@ -8,11 +8,13 @@ With p_i the tokens of the prompt's prefix that worker i holds and p* the most t
 
 p_i = 0 < p* counts as above the threshold; p* = 0 as below it. queue_i is the sum of the predicted prefill times of the
 requests sent to i without a first token, nothing taken off for what has run. prefill is the CalibratedPredictor of
-`router.prefill_predictor`: base, tokens, attention; `calibration`, rows of (prompt tokens, cached tokens, measured ms),
+`flexlb.prefill_predictor`: base, tokens, attention; `calibration`, rows of (prompt tokens, cached tokens, measured ms),
 replaces the assumed coefficients.
 
-Pulling is a decision here and not an act: this router's engines recompute what they lack. Without a pool that moves
-KV set `transfer_tokens_per_second` to null; every worker then has its own prefix only (the paper's local variant).
+The decision asks the worker to pull (`Decision.pulls`). `simulate --cache transfer` makes these pulls, from the best
+holder, and `--cache shared` from the store, whose blocks then count in p*; both say what a pull takes, which replaces
+transfer_base_ms and the rate. The live router's engines recompute what they lack. Without a pool that moves KV set
+`transfer_tokens_per_second` to null; every worker then has its own prefix only (the paper's local variant).
 
 Defaults: balancing_threshold 2, transfer_base_ms 5, transfer_tokens_per_second 80,000, prefill base 10 ms and
 0.125 ms a token, no attention. All ours: the paper publishes none ("adjusted manually"). Not modelled: refusing
@@ -24,11 +26,12 @@ Source: Mooncake (FAST'25), Algorithm 1. The open-source Conductor only answers 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.policy import Decision, Fleet, Needs, Policy, RouteRequest
-from router.prefill_predictor import CalibratedPredictor, Prefill
+from prefixwatch.router.policies.flexlb.prefill_predictor import CalibratedPredictor, Prefill
+from prefixwatch.router.policy import Decision, Fleet, Needs, Policy, RouteRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,14 @@ class Mooncake(Policy):
         self._placed: tuple[RouteRequest | None, dict[str, float]] = (None, {})
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
-        depths = fleet.hit_blocks(request)
+        depths = fleet.lookup(request)
         held = {w.name: min(depths.get(w.name, 0) * request.block_size, request.prompt_tokens) for w in fleet.workers}
-        best = max(held.values())
+        best = max(self._with_store(request, fleet, depths, held).values())
         prefill_ms, ttft_ms = {}, {}
         for name, tokens in held.items():
             pulled = best - tokens if self._pulls(tokens, best) else 0
             prefill_ms[name] = self._predictor.predict_ms([Prefill(request.prompt_tokens, tokens + pulled)])
-            ttft_ms[name] = self._transfer_ms(pulled) + self._queue_ms(name) + prefill_ms[name]
+            ttft_ms[name] = self._transfer_ms(pulled, fleet) + self._queue_ms(name) + prefill_ms[name]
         self._placed = request, prefill_ms
         chosen = min(ttft_ms, key=ttft_ms.__getitem__)
         how = "transfer" if self._pulls(held[chosen], best) else "local_prefix"
@@ -83,6 +86,7 @@ class Mooncake(Policy):
             ttft_ms,
             predicted_queue_seconds=self._queue_ms(chosen) / 1000.0,
             predicted_prefill_seconds=prefill_ms[chosen] / 1000.0,
+            pulls=how == "transfer" if fleet.pull_seconds is not None else None,
         )
 
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
@@ -107,7 +111,20 @@ class Mooncake(Policy):
             return False
         return not local or best / local > self.options.balancing_threshold
 
-    def _transfer_ms(self, tokens: int) -> float:
+    def _with_store(
+        self, request: RouteRequest, fleet: Fleet, depths: Mapping[str, int], held: dict[str, int]
+    ) -> dict[str, int]:
+        """The tokens that each worker would have with what a shared store holds behind its own."""
+        if fleet.lower_tiers is None or fleet.pull_seconds is None:
+            return held
+        found = fleet.lower_tiers(request, depths)
+        block, prompt = request.block_size, request.prompt_tokens
+        more = {name: found[name].shared_blocks * block if name in found else 0 for name in held}
+        return {name: min(prompt, tokens + more[name]) for name, tokens in held.items()}
+
+    def _transfer_ms(self, tokens: int, fleet: Fleet) -> float:
+        if fleet.pull_seconds is not None:
+            return fleet.pull_seconds(tokens) * 1000.0
         rate = self.options.transfer_tokens_per_second
         return self.options.transfer_base_ms + tokens * 1000.0 / rate if tokens and rate else 0.0
 

@@ -14,7 +14,7 @@ No defaults. Source: ours.
 
 from __future__ import annotations
 
-from router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker
+from prefixwatch.router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker
 
 
 class Oracle(Policy):
@@ -28,7 +28,7 @@ class Oracle(Policy):
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
         if fleet.prefill_seconds is None:
             raise ValueError("policy oracle needs the simulator: no live router knows an engine's true state")
-        depths = fleet.hit_blocks(request)
+        depths = fleet.lookup(request)
         scores: dict[str, float] = {}
         for worker in fleet.workers:
             if worker.backlog_seconds is None:

@@ -10,7 +10,7 @@ here, which orders workers of one size the same way.
 
 from __future__ import annotations
 
-from router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker
+from prefixwatch.router.policy import Decision, Fleet, Needs, Policy, RouteRequest
 
 
 class PowerOfTwo(Policy):
@@ -25,14 +25,10 @@ class PowerOfTwo(Policy):
         if len(fleet.workers) == 1:
             return Decision(fleet.workers[0].name, "only_worker")
         first, second = self.rng.sample(list(fleet.workers), 2)
-        usage = _kv_usage(first), _kv_usage(second)
+        usage = first.kv_usage_ratio, second.kv_usage_ratio
         if usage[0] is not None and usage[1] is not None:
             reason, loads = "lower_kv_usage", (usage[0], usage[1])
         else:
             reason, loads = "fewer_in_flight", (float(first.in_flight), float(second.in_flight))
         chosen = first if loads[0] <= loads[1] else second
         return Decision(chosen.name, reason, scores={first.name: loads[0], second.name: loads[1]})
-
-
-def _kv_usage(worker: Worker) -> float | None:
-    return worker.report.kv_usage_ratio if worker.report else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from router.policy import Decision, Fleet, Policy, RouteRequest
+from prefixwatch.router.policy import Decision, Fleet, Policy, RouteRequest
 
 _SETS_REMEMBERED = 64
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from alerts.build import build
-from alerts.rule import RecordingRule
-from engines.process import free_port
+from prefixwatch.alerts.build import build
+from prefixwatch.alerts.rule import RecordingRule
+from prefixwatch.engines.process import free_port
 
 pytestmark = pytest.mark.prometheus
 
@@ -140,8 +140,8 @@ def test_the_budget_equals_the_exact_count_and_not_the_average_of_ratios(prometh
         for rule in group.rules
         if isinstance(rule, RecordingRule)
     }
-    bad = ask(prometheus, inlined(rules, "slo:bad_events:increase30d"))
-    total = ask(prometheus, inlined(rules, "slo:total_events:increase30d"))
+    bad = ask(prometheus, inlined(rules, "prefixwatch:slo_bad_events:increase30d"))
+    total = ask(prometheus, inlined(rules, "prefixwatch:slo_total_events:increase30d"))
     counted = [sum(one[2] for one in increments()), sum(one[1] + one[2] for one in increments())]
 
     average = 1 - average_of_hourly_ratios() / 0.05

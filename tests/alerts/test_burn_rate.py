@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alerts.burn_rate import BASE_SECONDS, burn_rates
-from alerts.errors import RuleError
-from slo.definition import BurnCondition, RatioIndicator, Slices, SloDefinition
-from slo.promql import Selector
+from prefixwatch.alerts.burn_rate import BASE_SECONDS, WORKBOOK, WORKBOOK_PERIOD_SECONDS, burn_rates
+from prefixwatch.documents.errors import InputError
+from prefixwatch.slo.promql import Selector
+from prefixwatch.slo.rule_model import BurnCondition, RatioIndicator, Slices, SloDefinition
 
 DAY = 86_400
 
@@ -62,6 +62,12 @@ def test_a_window_too_short_to_count_in_is_replaced_and_said_so() -> None:
     assert fast.note == "api: a window of 2m is too short to count events in pieces of 5m: replaced by 15m"
 
 
+def test_a_window_rounded_up_by_one_piece_needs_no_note() -> None:
+    """14.4 over 5 days want 10 minutes, and get three pieces of 5."""
+    [fast, *_] = burn_rates(slo(days=5))
+    assert (fast.factor, fast.long_seconds, fast.note) == (14.4, 900, "")
+
+
 def test_a_burn_rate_that_cannot_happen_is_replaced_and_said_so() -> None:
     """slok/sloth#341: at 85 %, 14.4 times the even rate are 216 % bad events."""
     [fast, slow, *_] = burn_rates(slo(target=0.85))
@@ -71,14 +77,14 @@ def test_a_burn_rate_that_cannot_happen_is_replaced_and_said_so() -> None:
         "api: burn rate 14.4 × budget 15 % = 216 % bad events can't happen: replaced by 5.33 × 15 % = 80 %, "
         "over a window that spends as much of the budget"
     )
-    assert fast.factor * fast.long_seconds >= 14.4 * 3600
+    assert fast.long_seconds == 9900, "14.4 × 3600 / 5.33 = 9726, in whole pieces of 300"
     assert (slow.factor, slow.note) == (6.0, "")
 
 
 def test_an_own_burn_rate_that_cannot_happen_is_refused_with_the_arithmetic() -> None:
     condition = BurnCondition(14.4, 3600, "page", 0, "policy.yaml:12")
 
-    with pytest.raises(RuleError) as caught:
+    with pytest.raises(InputError) as caught:
         burn_rates(replace(slo(target=0.9), conditions=(condition,)))
 
     assert str(caught.value) == (
@@ -90,8 +96,16 @@ def test_an_own_burn_rate_that_cannot_happen_is_refused_with_the_arithmetic() ->
 def test_an_own_lookback_too_short_to_count_in_is_refused() -> None:
     condition = BurnCondition(2, 300, "page", 0, "policy.yaml:12")
 
-    with pytest.raises(RuleError, match=r"policy.yaml:12: a lookback of 5m is too short .* use 15m or more"):
+    with pytest.raises(InputError, match=r"policy.yaml:12: a lookback of 5m is too short .* use 15m or more"):
         burn_rates(replace(slo(), conditions=(condition,)))
+
+
+def test_the_bounds_of_own_conditions() -> None:
+    """All events bad is a rate that can't be exceeded; three pieces are enough to count in."""
+    with pytest.raises(InputError, match=r"2 × 50 % = 100 % of the events"):
+        burn_rates(replace(slo(target=0.5), conditions=(BurnCondition(2, 3600, "page", 0, "policy.yaml:12"),)))
+    [rate] = burn_rates(replace(slo(), conditions=(BurnCondition(2, 3 * BASE_SECONDS, "page", 0, "policy.yaml:12"),)))
+    assert (rate.long_seconds, rate.hold) == (900, "2m")
 
 
 def test_own_conditions_take_the_place_of_the_table() -> None:
@@ -121,3 +135,15 @@ def test_every_burn_rate_can_happen_and_counts_whole_pieces(target: float, days:
         assert rate.long_seconds % base == 0
         assert rate.short_seconds % base == 0
         assert rate.short_seconds < rate.long_seconds
+
+
+def test_the_workbooks_table_spends_2_5_10_and_10_percent_of_a_30_day_budget() -> None:
+    """To the second: windows are rounded up to whole pieces, which would hide a length that is a little off."""
+    assert [round(100 * factor * seconds / WORKBOOK_PERIOD_SECONDS, 6) for factor, seconds, _ in WORKBOOK] == [
+        2,
+        5,
+        10,
+        10,
+    ]
+    assert WORKBOOK_PERIOD_SECONDS == 30 * DAY
+    assert [severity for _, _, severity in WORKBOOK] == ["page", "page", "ticket", "ticket"]

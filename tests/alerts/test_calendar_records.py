@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 import yaml
 
-from alerts.calendar_records import PERIOD_START, period_start_rules
-from slo.window import CalendarPeriod, zone_offsets
+from prefixwatch.alerts.calendar_records import PERIOD_START, period_start_rules
+from prefixwatch.slo.window import CalendarPeriod, zone_offsets
 from tests.alerts.promtools import promtools
 
 pytestmark = pytest.mark.prometheus

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from alerts.build import slo_file
-from alerts.catalogue import load_catalogue
-from alerts.rule import text
-from alerts.settings import RuleSettings
-from slo.definitions import load_slos
-from slo.library import SHIPPED
-from slo.sloth import specifications
+from prefixwatch.alerts.build import slo_file
+from prefixwatch.alerts.catalogue.model import load_catalogue
+from prefixwatch.alerts.rule import text
+from prefixwatch.alerts.settings import RuleSettings
+from prefixwatch.slo.build import load_slos
+from prefixwatch.slo.read import SHIPPED
+from prefixwatch.slo.sloth import specifications
 from tests.alerts.promtools import promtools
 
 pytestmark = pytest.mark.prometheus
@@ -34,7 +34,8 @@ def expect(
     """Rules of `document` over `series`, a sample a minute: each (expression, time) has the value, or none."""
     (folder / "own.yaml").write_text(document)
     [slo] = load_slos([folder / "own.yaml"])
-    (folder / "rules.yaml").write_text(text(slo_file(slo, load_catalogue(), RuleSettings())))
+    rules = slo_file(slo, load_catalogue(), RuleSettings())
+    (folder / "rules.yaml").write_text(text(rules))
     case: dict[str, Any] = {
         "interval": "1m",
         "input_series": [{"series": name, "values": samples} for name, samples in series.items()],
@@ -47,7 +48,12 @@ def expect(
             for expr, at, value in values
         ],
     }
-    document_of_tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
+    document_of_tests = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "group_eval_order": [group.name for group in rules.groups],  # else at random
+        "tests": [case],
+    }
     (folder / "tests.yaml").write_text(yaml.safe_dump(document_of_tests))
     checked = subprocess.run(
         [promtool, "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"],
@@ -73,10 +79,10 @@ def test_a_calendar_budget_starts_anew_with_its_period(promtool: str, tmp_path: 
         document,
         series,
         [
-            ("slo:bad_ratio:increase_period", "23h58m", 1),
-            ("slo:error_budget_remaining:ratio", "23h58m", -5.667),
-            ("slo:bad_ratio:increase_period", "24h58m", 0),
-            ("slo:period_start:timestamp_seconds", "25h", 86_400),
+            ("prefixwatch:slo_bad_ratio:increase_period", "23h58m", 1),
+            ("prefixwatch:slo_error_budget_remaining:ratio", "23h58m", -5.667),
+            ("prefixwatch:slo_bad_ratio:increase_period", "24h58m", 0),
+            ("prefixwatch:slo_period_start:timestamp_seconds", "25h", 86_400),
         ],
     )
 
@@ -95,9 +101,9 @@ def test_a_time_slice_is_one_event_whatever_its_traffic(promtool: str, tmp_path:
         document,
         series,
         [
-            ("slo:total_events:increase1h", "61m", 12),
-            ("slo:bad_events:increase1h", "61m", 3),
-            ("slo:bad_ratio:increase1h", "61m", 0.25),
+            ("prefixwatch:slo_total_events:increase1h", "61m", 12),
+            ("prefixwatch:slo_bad_events:increase1h", "61m", 3),
+            ("prefixwatch:slo_bad_ratio:increase1h", "61m", 0.25),
         ],
     )
 
@@ -114,7 +120,7 @@ def test_a_slice_without_any_good_event_is_bad_before_the_good_counter_exists(pr
         tmp_path,
         document,
         {PROMPTS: "0+10x70"},
-        [("slo:total_events:increase1h", "65m", 12), ("slo:bad_events:increase1h", "65m", 12)],
+        [("prefixwatch:slo_total_events:increase1h", "65m", 12), ("prefixwatch:slo_bad_events:increase1h", "65m", 12)],
     )
 
 
@@ -147,7 +153,7 @@ def test_what_sloth_divides_is_the_bad_share_that_our_rules_record(
         tmp_path,
         document,
         series,
-        [(sloths, "65m", bad_share), ("slo:bad_ratio:increase6h", "65m", bad_share)],
+        [(sloths, "65m", bad_share), ("prefixwatch:slo_bad_ratio:increase6h", "65m", bad_share)],
     )
 
 
@@ -155,7 +161,7 @@ def test_what_sloth_divides_is_the_bad_share_that_our_rules_record(
 def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_path: Path) -> None:
     """15 % may be bad. Without traffic nothing is known; at 5 % bad a third is spent; all bad, it is gone at once."""
     third = {PROMPTS: "0x60 100+100x360", HITS: "0x60 95+95x360"}
-    remaining, lasts = "slo:error_budget_remaining:ratio", "slo:error_budget_exhaustion:seconds"
+    remaining, lasts = "prefixwatch:slo_error_budget_remaining:ratio", "prefixwatch:slo_error_budget_exhaustion:seconds"
 
     expect(promtool, tmp_path, SESSION, {PROMPTS: "5x60", HITS: "4x60"}, [(remaining, "60m", None)])
     expect(
@@ -202,5 +208,8 @@ def test_a_fleet_half_on_native_histograms_is_counted_whole(version: str, tmp_pa
         tmp_path,
         document,
         series,
-        [("slo:total_events:increase5m", "20m", 150), ("slo:good_events:increase5m", "20m", 125)],
+        [
+            ("prefixwatch:slo_total_events:increase5m", "20m", 150),
+            ("prefixwatch:slo_good_events:increase5m", "20m", 125),
+        ],
     )

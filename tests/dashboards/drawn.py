@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from dashboards.build import RUNBOOKS
-from dashboards.classic import classic
-from dashboards.definition import shipped
+from prefixwatch.dashboards.build import RUNBOOKS
+from prefixwatch.dashboards.definition import shipped
+from prefixwatch.dashboards.grafana.classic import classic
 
 PANELS = [(name, panel) for name, dashboard in shipped().items() for panel in dashboard.panels]
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.asked import Shown, everything_asked
-from dashboards.check import LOST_METRIC, check, counted, may_be_empty
-from dashboards.errors import DashboardError
-from dashboards.prometheus import Prometheus, new_session
-from documents import DocumentError
+from prefixwatch.alerts.prometheus import Prometheus, PrometheusError, new_session
+from prefixwatch.dashboards.queries.check import LOST_METRIC, check, counted, may_be_empty
+from prefixwatch.dashboards.queries.inventory import Shown, everything_asked
+from prefixwatch.documents import DocumentError
 from tests.dashboards.fake_prometheus import NOW, answering
 
 
@@ -20,7 +19,7 @@ async def test_every_query_is_asked_once_with_its_variables_replaced() -> None:
         outcomes = await check(Prometheus(url, session), Shown(), NOW)
 
     assert counted(outcomes) == {"data": len(everything_asked()), "listed": 0, "empty": 0, "refused": 0}
-    wanted = Counter(Shown().query(one, NOW) for one in everything_asked() if one.kind != "label values")
+    wanted = Counter(Shown().expanded(one.expr) for one in everything_asked() if one.kind != "label values")
     assert Counter(asked) == wanted
     assert not any("$" in query for query in asked)
 
@@ -33,7 +32,8 @@ async def test_nothing_and_nan_are_no_data_unless_a_reason_is_listed() -> None:
 
     hits = [o for o in nothing if (o.asked.panel, o.asked.ref) == ("How much of the prompts is reused?", "A")]
     assert [o.status for o in hits] == ["empty"] * 2
-    gpu = next(o for o in nothing if o.asked.panel == "GPU busy, tensor cores busy")
+    assert hits[0].why == "no data: no prompt tokens looked up, or no engine counts them"
+    gpu = next(o for o in nothing if o.asked.panel == "GPUs busy, tensor cores busy")
     assert (gpu.status, gpu.why) == ("listed", "only with a GPU exporter (DCGM) among the targets")
     lost = [o for o in nothing if o.asked.explains]
     assert {(o.status, o.why) for o in lost} == {("listed", LOST_METRIC)}
@@ -45,17 +45,17 @@ async def test_nothing_and_nan_are_no_data_unless_a_reason_is_listed() -> None:
 
 
 async def test_a_refused_query_is_told_with_the_complaint() -> None:
-    async with answering("1", refused="prefixwatch_sessions") as (url, _), new_session() as session:
+    async with answering("1", refused="prefixwatch_warm_pool_utilization_ratio") as (url, _), new_session() as session:
         outcomes = await check(Prometheus(url, session), Shown(), NOW)
 
     assert [(o.asked.panel, o.why) for o in outcomes if o.status == "refused"] == [
-        ("Sessions and sticky requests", "many-to-many")
+        ("Which classes are degraded, and how far?", "many-to-many")
     ]
 
 
 async def test_nobody_there_is_told_with_the_remedy() -> None:
     async with new_session() as session:
-        with pytest.raises(DashboardError, match=r"http://127.0.0.1:1: can't be asked .*address of a running Prom"):
+        with pytest.raises(PrometheusError, match=r"http://127.0.0.1:1: can't be asked .*address of a running Prom"):
             await check(Prometheus("http://127.0.0.1:1", session), Shown(), NOW)
 
 

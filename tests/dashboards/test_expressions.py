@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import promql_parser
 import pytest
 
-from dashboards.asked import Asked, Shown
-from dashboards.expressions import expanded, finished, rate_interval_seconds, recorded
-from documents import DocumentError
+from prefixwatch.dashboards.queries.expressions import expanded, finished, rate_interval_seconds, recorded
+from prefixwatch.dashboards.queries.inventory import Shown
+from prefixwatch.documents import DocumentError
 
 HITS = "prefixwatch_prefix_hit_tokens_total"
 
@@ -60,17 +58,21 @@ def test_a_parenthesis_that_stays_open_is_told_with_its_place() -> None:
 @pytest.mark.parametrize(
     ("expr", "variables", "wanted"),
     [
-        (f"sum({HITS})", [], f'sum({HITS}{{cluster=~"$cluster", job=~"$job"}})'),
+        (f"sum({HITS})", [], f'sum({HITS}{{cluster=~"$cluster", job=~"$job", model=~"$model"}})'),
         (
             f'{HITS}{{tier="gpu"}}',
-            ["model", "worker"],
+            ["worker"],
             f'{HITS}{{tier="gpu", cluster=~"$cluster", job=~"$job", model=~"$model", target=~"$worker"}}',
         ),
-        ("max(prefix_hit_rate_total)", ["worker"], 'max(prefix_hit_rate_total{cluster=~"$cluster"})'),
+        (
+            "max(prefixwatch:prefix_hit:ratio_rate5m)",
+            ["worker"],
+            'max(prefixwatch:prefix_hit:ratio_rate5m{cluster=~"$cluster", model=~"$model"})',
+        ),
         (
             'prefixwatch_target_up{target="a"}',
             ["worker"],
-            'prefixwatch_target_up{target="a", cluster=~"$cluster", job=~"$job"}',
+            'prefixwatch_target_up{target="a", cluster=~"$cluster", job=~"$job", model=~"$model"}',
         ),
     ],
     ids=["collected labels", "own matchers stay", "a rule's series has no job", "a label that is given stays"],
@@ -80,9 +82,9 @@ def test_selectors_are_filtered_by_labels_that_they_have(expr: str, variables: l
 
 
 def test_a_rules_series_has_the_labels_that_its_rule_keeps() -> None:
-    assert recorded()["prefix_block_fill_per_worker"] == ("target",)
-    assert recorded()["cold_prefill_time_p99"] == ()
-    assert recorded()["slo:bad_ratio:increase1h"] == ("service", "slo")
+    assert recorded()["prefixwatch:worker_prefix_blocks:ratio"] == ("cluster", "model", "target")
+    assert recorded()["prefixwatch:cold_prefill_seconds:p99"] == ("cluster", "model")
+    assert recorded()["prefixwatch:slo_bad_ratio:increase1h"] == ("service", "slo")
 
 
 @pytest.mark.parametrize(("step", "scrape", "wanted"), [(15.0, 15.0, 60.0), (300.0, 15.0, 315.0), (9.0, 60.0, 240.0)])
@@ -94,11 +96,3 @@ def test_all_of_a_variable_is_a_pattern_and_the_longest_name_goes_first() -> Non
     shown = Shown(range_seconds=600.0, chosen={"worker": "a|b"})
 
     assert shown.expanded('x{target=~"$worker", job=~"$job"}[$__range]') == 'x{target=~"a|b", job=~".*"}[600000ms]'
-
-
-def test_the_day_so_far_is_a_range_of_its_own() -> None:
-    asked = Asked("overview", "Spared today", "A", "sum(increase(x_total[$__range]))", "instant", today=True)
-    noon = datetime(2026, 11, 29, 12, 0).timestamp()
-
-    assert Shown(range_seconds=900.0).query(asked, noon) == "sum(increase(x_total[43200000ms]))"
-    assert Shown().query(asked, noon - 43_200) == "sum(increase(x_total[60000ms]))", "at midnight a range is no 0"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dashboards.definition import Line, Panel, Query, shipped
-from dashboards.lines import JUST_ABOVE_NONE, Step, Threshold, steps, threshold
-from dashboards.look import Placed
-from dashboards.panels import classic_panel
-from documents import DocumentError
+from prefixwatch.dashboards.definition import Line, Panel, Query, shipped
+from prefixwatch.dashboards.grafana.appearance import Placed
+from prefixwatch.dashboards.grafana.panels import classic_panel
+from prefixwatch.dashboards.queries.threshold_lines import JUST_ABOVE_NONE, Step, Threshold, steps, threshold
+from prefixwatch.documents import DocumentError
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_a_floor_and_a_ceiling_on_one_panel_are_refused() -> None:
         lines=[Line(alert="PrefixHitRateLow"), Line(alert="EvictionChurn")],
     )
 
-    with pytest.raises(DocumentError, match="Overview: Both: lines: one is a floor and one a ceiling"):
+    with pytest.raises(DocumentError, match="On call: Both: lines: one is a floor and one a ceiling"):
         classic_panel(Placed(1, panel, 0, 0, 0), shipped()["overview"])

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from alerts.burn_rate import WORKBOOK
-from alerts.catalogue import THRESHOLDS, read_thresholds
-from dashboards.definition import Panel
-from dashboards.lines import objectives, threshold
-from dashboards.look import UNITS
-from slo.definition import HistogramIndicator
-from slo.window import promql
+from prefixwatch.alerts.burn_rate import WORKBOOK
+from prefixwatch.alerts.catalogue.model import THRESHOLDS, read_thresholds
+from prefixwatch.dashboards.definition import Panel
+from prefixwatch.dashboards.grafana.appearance import UNITS
+from prefixwatch.dashboards.queries.threshold_lines import objectives, threshold
+from prefixwatch.documents.durations import promql
+from prefixwatch.slo.rule_model import HistogramIndicator
 from tests.dashboards.drawn import PANELS, drawn, models, panels_of
 
 
@@ -43,7 +43,7 @@ def test_thresholds_are_the_alerts_and_the_objectives_own(name: str, panel: Pane
 
 def test_below_a_floor_is_red_and_above_a_ceiling_is_red() -> None:
     [floor] = [p for p in panels_of(models()["prefix-cache"]) if p["title"] == "How much of the prompts is reused?"]
-    [ceiling] = [p for p in panels_of(models()["prefix-cache"]) if p["title"] == "How late are events?"]
+    [ceiling] = [p for p in panels_of(models()["prefix-cache"]) if p["title"] == "How full are prefix caches?"]
 
     assert [s["color"] for s in floor["fieldConfig"]["defaults"]["thresholds"]["steps"]] == ["red", "green"]
     assert [s["color"] for s in ceiling["fieldConfig"]["defaults"]["thresholds"]["steps"]] == ["green", "red"]
@@ -59,9 +59,7 @@ def test_none_is_not_red_where_more_than_none_is_wrong() -> None:
     assert [step["color"] for step in steps if step["value"] is None or step["value"] <= 1] == ["green", "red"]
 
 
-@pytest.mark.parametrize(
-    ("name", "title"), [("overview", "How much error budget is left?"), ("slo-budgets", "Error budget left")]
-)
+@pytest.mark.parametrize(("name", "title"), [("overview", "Error budget left"), ("slo-budgets", "Error budget left")])
 def test_an_overspent_budget_is_red_and_one_with_anything_left_is_not(name: str, title: str) -> None:
     steps = drawn(name, title)["fieldConfig"]["defaults"]["thresholds"]["steps"]
 
@@ -75,14 +73,13 @@ def test_burns_are_measured_by_the_budget_so_that_objectives_compare() -> None:
     """1 % bad is a tenth of the pace at 90 %, and ten times it at 99.9 %."""
     burning = [(p, q) for _, p in PANELS for q in p.queries if re.search("burn", p.title, re.IGNORECASE)]
 
-    assert len(burning) == 5
-    assert [panel.title for panel, query in burning if "slo:error_budget:ratio" not in query.expr] == []
+    assert len(burning) == 4
+    assert [panel.title for panel, query in burning if "prefixwatch:slo_error_budget:ratio" not in query.expr] == []
     assert {(panel.unit, bool(panel.lines)) for panel, _ in burning} == {("factor", True)}
 
 
 def test_what_is_down_is_not_grey() -> None:
-    for name, title in (("overview", "Targets down"), ("exporter-health", "Exporters up"),
-                        ("exporter-health", "Last reload taken")):  # fmt: skip
+    for name, title in (("exporter-health", "Exporters up"), ("overview", "Data-quality flags")):
         colours = [s["color"] for s in drawn(name, title)["fieldConfig"]["defaults"]["thresholds"]["steps"]]
         assert sorted(colours) == ["green", "red"], title
 
@@ -97,8 +94,8 @@ def test_the_answer_to_a_tables_question_is_its_first_row() -> None:
         assert table["options"]["sortBy"] == [{"displayName": panel.sort.column, "desc": panel.sort.descending}]
         assert panel.sort.column in shown, panel.title
     firsts = {p.title: p.sort.column for _, p in PANELS if p.sort}
-    assert firsts["Which budget is gone first?"] == "budget left"
-    assert firsts["Which targets are up?"] == "up"
+    assert firsts["Which budget is used up first?"] == "budget left"
+    assert firsts["Which targets are down?"] == "last seen"
 
 
 def test_a_query_of_another_unit_has_an_axis_or_a_column_of_its_own() -> None:
@@ -107,9 +104,15 @@ def test_a_query_of_another_unit_has_an_axis_or_a_column_of_its_own() -> None:
             if query.unit is not None and panel.kind != "heatmap":
                 names = {"byFrameRefID": chr(ord("A") + number), "byName": query.legend}
                 overrides = drawn(name, panel.title)["fieldConfig"]["overrides"]
-                unit = {"id": "unit", "value": UNITS[query.unit]}
+                unit: dict[str, object] = {"id": "unit", "value": UNITS[query.unit]}
                 kind = "byName" if panel.kind == "table" else "byFrameRefID"
-                assert {"matcher": {"id": kind, "options": names[kind]}, "properties": [unit]} in overrides
+                bounded = panel.kind == "timeseries" and panel.maximum is not None
+                own: list[dict[str, object]] = (
+                    [unit, {"id": "max"}] if bounded else [unit]
+                )  # the panel's maximum is of the panel's unit
+                if panel.kind == "timeseries" and query.unit == "percentunit":
+                    own.append({"id": "custom.axisSoftMax", "value": 0.1})  # shares that are all 0
+                assert {"matcher": {"id": kind, "options": names[kind]}, "properties": own} in overrides
 
 
 def test_a_stacked_area_begins_at_0() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dashboards.prometheus import Series
-from dashboards.render.frames import Query, frames, series_name
+from prefixwatch.alerts.prometheus import Series
+from tests.dashboards.render.frames import Query, frames, series_name
 
 WORKER = {"__name__": "up", "target": "engine-0"}
 

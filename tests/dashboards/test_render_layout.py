@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.build import RUNBOOKS
-from dashboards.classic import classic
-from dashboards.definition import shipped
-from dashboards.render.layout import Place, defects, opened
+from prefixwatch.dashboards.build import RUNBOOKS
+from prefixwatch.dashboards.definition import shipped
+from prefixwatch.dashboards.grafana.classic import classic
+from tests.dashboards.render.layout import Place, defects, opened
 
 
 def panel(title: str, x: int, y: int, w: int = 12, h: int = 8) -> dict[str, Any]:

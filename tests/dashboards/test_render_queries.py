@@ -7,11 +7,10 @@ from typing import Any
 import promql_parser
 import pytest
 
-from dashboards.build import RUNBOOKS
-from dashboards.classic import classic, targets
-from dashboards.definition import shipped
-from dashboards.render.queries import View, Window, queries, step_seconds, variables_of
-from documents import DocumentError
+from prefixwatch.dashboards.build import RUNBOOKS
+from prefixwatch.dashboards.definition import shipped
+from prefixwatch.dashboards.grafana.classic import classic, targets
+from tests.dashboards.render.queries import View, Window, queries, step_seconds, variables_of
 
 HOUR = Window(0.0, 3600.0, 15.0)
 
@@ -45,7 +44,7 @@ def test_a_range_is_rounded_up_to_a_usual_step() -> None:
 
 
 def test_an_interval_that_is_no_duration_is_told() -> None:
-    with pytest.raises(DocumentError, match="interval 'often' of a panel is no duration"):
+    with pytest.raises(ValueError, match="'often' is not a duration such as 30s or 1m30s"):
         queries(panel(interval="often"), View(HOUR, {}), 1000)
 
 

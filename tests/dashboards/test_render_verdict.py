@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from dashboards.prometheus import Series
-from dashboards.render.frames import Query, frames
-from dashboards.render.layout import Place, Placed
-from dashboards.render.page_input import Answered
-from dashboards.render.pictures import PanelShown, Shown
-from dashboards.render.verdict import PanelVerdict, judge
+from prefixwatch.alerts.prometheus import Series
+from tests.dashboards.render.frames import Query, frames
+from tests.dashboards.render.layout import Place, Placed
+from tests.dashboards.render.page_input import Answered
+from tests.dashboards.render.pictures import PanelShown, Shown
+from tests.dashboards.render.verdict import PanelVerdict, judge
 
 WITH_DATA = [Series({}, [(1.0, 0.5)])]
 
@@ -51,7 +51,7 @@ def test_a_series_of_nan_alone_is_no_data() -> None:
 
 
 def test_a_listed_reason_excuses_an_empty_panel() -> None:
-    found = verdict(answered([], "sum(prefixwatch_gpu_power_watts)"), shown("none", state="empty"))
+    found = verdict(answered([], "sum(prefixwatch_gpu_utilization_ratio)"), shown("none", state="empty"))
 
     assert found.outcome == "empty, listed"
     assert found.why == "only with a GPU exporter (DCGM) among the targets"

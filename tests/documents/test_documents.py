@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from documents import DocumentError, load, parse_all
+from prefixwatch.documents import DocumentError, load, parse_all
 
 
 class Worker(BaseModel):
@@ -51,9 +51,9 @@ def test_what_only_shows_later_is_located_too() -> None:
         ("workers: []\nsede: 1\n", "fleet.yaml:2: sede: unknown key: did you mean 'seed'?"),
         (
             "workers:\n  - {name: a, blocks: 1, x: 1}\n",
-            "fleet.yaml:2: workers[0].x: unknown key: keys here are name, blocks",
+            "fleet.yaml:2: workers[0].x: unknown key: use one of name, blocks",
         ),
-        ("workers: []\nworkers: []\n", "fleet.yaml:2: workers: this key stands here twice"),
+        ("workers: []\nworkers: []\n", "fleet.yaml:2: workers: duplicate key: remove one of the two"),
         ("workers: [\n", "fleet.yaml:2: not valid YAML: expected the node content, but found '<stream end>'"),
         ("- 1\n", "fleet.yaml:1: expected a mapping of keys, found a list"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from documents import DocumentError, load_kinds
+from prefixwatch.documents import DocumentError, load_kinds
 
 
 class Cat(BaseModel):
@@ -43,9 +43,9 @@ def test_each_document_is_read_as_its_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lives: 9\nkind: Catt\n", "pets.yaml:2: kind: 'Catt' is not read here: did you mean 'Cat'?"),
-        ("lives: 9\nkind: Mouse\n", "pets.yaml:2: kind: 'Mouse' is not read here: use one of Cat, Dog"),
-        ("lives: 9\n", "pets.yaml:1: kind: missing: say which of Cat, Dog it is"),
+        ("lives: 9\nkind: Catt\n", "pets.yaml:2: kind: 'Catt' isn't supported in this file: did you mean 'Cat'?"),
+        ("lives: 9\nkind: Mouse\n", "pets.yaml:2: kind: 'Mouse' isn't supported in this file: use one of Cat, Dog"),
+        ("lives: 9\n", "pets.yaml:1: kind: missing: give one of Cat, Dog"),
         ("- 1\n", "pets.yaml:1: expected a mapping of keys, found a list"),
         ("kind: Cat\nlives: many\n", "pets.yaml:2: lives: should be a valid integer"),
         ("kind: [Cat]\n", "pets.yaml:1: kind: "),

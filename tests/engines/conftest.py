@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.tiny_model import make_tiny_model
+from prefixwatch.engines.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="session")

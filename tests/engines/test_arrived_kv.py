@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engines.model import BlocksStored, EngineConfig, EngineModel, SimRequest, Step
-from engines.step_time import StepTime
+from prefixwatch.engines.model.engine import BlocksStored, EngineConfig, EngineModel, SimRequest, Step
+from prefixwatch.engines.model.step_time import StepTime
 
 BLOCKS = [1, 2, 3]
 
@@ -76,3 +76,43 @@ def test_preempted_it_is_computed_like_any_other() -> None:
     assert computed[0] == 2  # the last token of both
     assert max(computed[1:]) > 1
     assert model.pool.used_blocks == 0
+
+
+def test_received_blocks_are_hits_behind_cached_ones_and_only_there() -> None:
+    model = an_engine()
+    model.submit(SimRequest("first", BLOCKS[:1], 5, 1))
+    step(model, 0.0)
+    behind = model.submit(SimRequest("behind", [*BLOCKS, 4], 17, 1, received_from=1, received_to=3))
+    apart = model.submit(SimRequest("apart", [7, 8], 9, 1, received_from=1, received_to=2))
+    step(model, 1.0)
+    assert (behind.hit_blocks, behind.cached_tokens) == (1, 12)
+    assert (apart.hit_blocks, apart.cached_tokens) == (0, 0)
+    assert (model.counters.hit_tokens, model.counters.external_hit_tokens) == (12, 8)
+
+
+def test_a_request_that_may_strand_is_given_back_when_what_it_follows_is_gone() -> None:
+    model = an_engine()
+    model.submit(SimRequest("lost", BLOCKS, 12, 1, received_from=1, received_to=2, may_strand=True))
+    assert model.begin_step(0.0) is None
+    (stranded,) = model.take_stranded()
+    assert (stranded.id, model.waiting, model.take_stranded()) == ("lost", 0, [])
+    kept = model.submit(SimRequest("lost", BLOCKS, 12, 1, received_from=1, received_to=2))
+    step(model, 0.0)
+    assert kept.cached_tokens == 0
+
+
+def test_a_request_whose_kv_took_time_keeps_its_place_in_the_queue() -> None:
+    model = EngineModel(EngineConfig(StepTime(1.0), block_size=4, max_num_seqs=1))
+    model.submit(SimRequest("running", [9], 5, 3), 0.0)
+    model.begin_step(0.0)
+    for name, came_s in (("b", 1.0), ("c", 2.0)):
+        model.submit(SimRequest(name, [], 4, 1), came_s)
+    model.submit(SimRequest("a", [], 4, 1, queued_s=0.5), 3.0)
+    order = []
+    now_s = 1.0
+    while model.running:
+        order += [token.request_id for token in model.end_step(now_s) if token.finish_reason]
+        if model.begin_step(now_s) is None:
+            break
+        now_s += 1.0
+    assert order == ["running", "a", "b", "c"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engines.block_pool import BlockPool
+from prefixwatch.engines.model.block_pool import BlockPool
 
 
 def store(pool: BlockPool, blocks: list[int]) -> list[int]:
@@ -71,6 +71,24 @@ def test_two_requests_that_compute_the_same_block_keep_one_copy() -> None:
     assert (pool.references(1), pool.eviction_order()) == (1, [2])
 
 
+def test_a_block_that_lay_idle_is_held_again_by_who_computed_it_once_more() -> None:
+    pool = BlockPool(4)
+    store(pool, [1, 2])
+    pool.allocate(2)
+    assert pool.commit([1, 2]) == []
+    assert (pool.eviction_order(), pool.references(1), pool.free_blocks) == ([], 1, 2)
+
+
+def test_free_blocks_need_no_eviction_and_available_ones_may() -> None:
+    pool = BlockPool(4)
+    store(pool, [1, 2])
+    pool.allocate(1)
+    assert (pool.free_blocks, pool.available_blocks) == (1, 3)
+    assert (pool.references(1), pool.references(9)) == (0, 0)
+    unlimited = BlockPool()
+    assert (unlimited.free_blocks, unlimited.available_blocks) == (None, None)
+
+
 def test_clear_waits_until_nothing_is_held() -> None:
     pool = BlockPool(4)
     store(pool, [1])
@@ -91,6 +109,7 @@ def test_without_a_limit_nothing_is_evicted() -> None:
 def test_a_pool_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity_blocks must be at least 1"):
         BlockPool(0)
+    assert BlockPool(1).free_blocks == 1
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), max_size=40), st.integers(6, 12))

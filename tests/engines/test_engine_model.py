@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.model import (
+from prefixwatch.engines.model.engine import (
     BlockEvicted,
     BlocksStored,
     CacheCleared,
@@ -20,7 +20,7 @@ from engines.model import (
     SimRequest,
     TokenOut,
 )
-from engines.step_time import StepTime
+from prefixwatch.engines.model.step_time import StepTime
 
 SIZE = 4
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "mooncake"

@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engines import fleet, vllm_cpu
-from engines.errors import EngineError
-from engines.process import ProcessFailed, group_members
+from prefixwatch.engines import fleet
+from prefixwatch.engines.errors import EngineError
+from prefixwatch.engines.process import ProcessFailed, group_members
+from prefixwatch.engines.vllm import install as vllm_cpu
 
 ENGINE = f"""#!{sys.executable}
 import http.server, json, sys

@@ -8,15 +8,24 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engines.guardian import groups_left
-from engines.process import ManagedProcess, ProcessFailed, free_port, free_ports, group_members
+from prefixwatch.engines.guardian import groups_left
+from prefixwatch.engines.process import (
+    ManagedProcess,
+    ProcessFailed,
+    free_port,
+    free_ports,
+    group_members,
+    stop_all,
+)
 
 SERVER = """
 import http.server, os, subprocess, sys
@@ -35,6 +44,15 @@ time.sleep(60)
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 
 Start = Callable[..., ManagedProcess]
+
+
+class _Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
 
 
 @pytest.fixture
@@ -90,6 +108,46 @@ async def test_nothing_listening_is_named(start: Start) -> None:
         await process.wait_ready(f"http://127.0.0.1:{free_port()}/", timeout_seconds=0.2)
 
 
+async def test_somebody_else_who_answers_on_the_port_is_not_this_process(start: Start) -> None:
+    """vLLM listens on 8000 and answers /health by default, as the router does."""
+    other = ThreadingHTTPServer(("127.0.0.1", 0), _Healthy)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{other.server_port}/health"
+    try:
+        with pytest.raises(ProcessFailed, match="200, but from another process that listens on this port"):
+            await start("import time; time.sleep(60)").wait_ready(url, 0.5)
+        with pytest.raises(ProcessFailed, match="part ended with exit code 1 before it was ready"):
+            await start("import time; time.sleep(0.5); raise SystemExit(1)").wait_ready(url, 30)
+    finally:
+        other.shutdown()
+        other.server_close()
+
+
+def test_several_are_stopped_with_one_grace_for_all(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DEAF]
+    processes = [ManagedProcess("part", command, tmp_path / f"{number}.log") for number in range(5)]
+    wait_for(lambda: all(process.log_tail() for process in processes), 30)
+    begun = time.monotonic()
+    stop_all(processes, grace_seconds=4.0)
+    assert time.monotonic() - begun < 5 * 4.0
+    assert [process.exit_code for process in processes] == [-signal.SIGKILL] * 5
+
+
+def test_a_group_of_somebody_elses_is_ended_with_the_interpreter_too(tmp_path: Path) -> None:
+    code = textwrap.dedent("""
+        import os, signal, subprocess, sys
+        from prefixwatch.engines.process import guarded
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+        with guarded(child.pid):
+            print(child.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    group = int(done.stdout)
+    wait_for(lambda: not list(group_members(group)), 30)
+
+
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match="part can't be started: no-such-command: No such file or directory"):
         ManagedProcess("part", ["no-such-command"], tmp_path / "part.log")
@@ -131,7 +189,7 @@ def test_nothing_outlives_the_interpreter(tmp_path: Path, ending: str) -> None:
     code = textwrap.dedent(f"""
         import os, signal, sys
         from pathlib import Path
-        from engines.process import ManagedProcess
+        from prefixwatch.engines.process import ManagedProcess
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         print(ManagedProcess("part", command, Path({str(tmp_path / "part.log")!r})).pid, flush=True)
         {ending}

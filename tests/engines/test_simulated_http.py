@@ -16,11 +16,11 @@ import zmq
 import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from engines.errors import EngineError
-from engines.simulated import SimulatedEngine, SimulatedEngineConfig, main
-from engines.step_time import StepTime
-from kvcache.blocks import as_tokens, block_hashes
-from kvcache.tokenizer import Tokenizer
+from prefixwatch.engines.errors import EngineError
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig, main
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 
 CATALOGUE = Path(__file__).parent / "data" / "vllm_0.32.0.catalogue.txt"
 FAST = StepTime(0.002)
@@ -109,6 +109,12 @@ async def test_each_salt_has_a_cache_of_its_own(start: Start, http: aiohttp.Clie
     for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}):
         assert cached(await complete(http, engine, **salt)) == 0
         assert cached(await complete(http, engine, **salt)) == 96
+
+
+async def test_an_engine_that_ignores_salts_shares_its_cache(start: Start, http: aiohttp.ClientSession) -> None:
+    engine = await start(ignore_cache_salt=True)
+    assert cached(await complete(http, engine, cache_salt="a")) == 0
+    assert cached(await complete(http, engine, cache_salt="b")) == 96
 
 
 async def test_a_chat_streams_role_words_usage_and_the_end_mark(start: Start, http: aiohttp.ClientSession) -> None:
@@ -377,9 +383,9 @@ def test_a_port_in_use_and_bad_settings_end_with_one_message_and_code_2(
     config = tmp_path / "engine.yaml"
     config.write_text("prot: 80\n")
     assert main([*model_dir, "--config", str(config)]) == 2
-    assert "engine.yaml: prot: Extra inputs are not permitted" in capsys.readouterr().err
+    assert "engine.yaml: prot: unknown key: did you mean 'port'?" in capsys.readouterr().err
     assert main([*model_dir, "--config", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml can't be read" in capsys.readouterr().err
+    assert "none.yaml: can't be read" in capsys.readouterr().err
 
 
 async def test_an_unusable_kv_event_address_is_named(start: Start, tmp_path: Path) -> None:

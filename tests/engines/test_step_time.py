@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.step_time import (
+from prefixwatch.engines.model.profiles import profile, profiles
+from prefixwatch.engines.model.step_time import (
     StepSample,
     StepTime,
     StepTimeError,
     StepWork,
     fit,
     prefill_work,
-    profile,
-    profiles,
     token_contexts,
 )
 
@@ -96,21 +95,21 @@ def test_every_profile_is_within_a_third_of_each_of_its_figures() -> None:
 def test_h100_prefill_has_the_published_shape() -> None:
     """llm-d P2P blog, recompute column: 38 ms per 1,000 tokens at 2k, 31 at 8k to 16k, 40 at 49k."""
     per_1k = [
-        1000 * profile("h100-blog").prefill_s(n, max_num_batched_tokens=8192) / (n / 1000)
+        1000 * profile("h100-blog").step_time.prefill_s(n, max_num_batched_tokens=8192) / (n / 1000)
         for n in (2048, 8192, 16384, 49152)
     ]
     assert np.allclose(per_1k, [38.1, 30.5, 31.1, 40.4], rtol=0.05)
 
 
 def test_the_default_profile_queues_at_some_tens_of_requests_a_second_over_four_engines() -> None:
-    miss_s = profile("assumed-gpu").prefill_s(1024)
-    hit_s = profile("assumed-gpu").prefill_s(1024, cached_tokens=1008)
+    miss_s = profile("assumed-gpu").step_time.prefill_s(1024)
+    hit_s = profile("assumed-gpu").step_time.prefill_s(1024, cached_tokens=1008)
     assert 0.04 < miss_s < 0.15
     assert 20 < 4 / miss_s < 100
     assert hit_s < miss_s / 5
-    assert 0.010 < profile("assumed-gpu").duration_s(decode_sequences=8, context_tokens=8192) < 0.015
+    assert 0.010 < profile("assumed-gpu").step_time.duration_s(decode_sequences=8, context_tokens=8192) < 0.015
 
 
 def test_an_unknown_profile_names_those_there_are() -> None:
-    with pytest.raises(StepTimeError, match="no step time profile 'h200': choose one of assumed-gpu, h100-blog"):
+    with pytest.raises(StepTimeError, match="no step time profile 'h200': choose one of a100-llama-8b"):
         profile("h200")

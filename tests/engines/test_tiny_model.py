@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines import tiny_model
-from engines.errors import EngineError
-from engines.tiny_model import default_model_dir, make_tiny_model, words
-from kvcache.tokenizer import Tokenizer
+from prefixwatch.engines import tiny_model
+from prefixwatch.engines.errors import EngineError
+from prefixwatch.engines.tiny_model import default_model_dir, make_tiny_model, words
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

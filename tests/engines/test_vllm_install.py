@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engines import vllm_cpu
-from engines.errors import EngineError
-from engines.vllm_cpu import explain_pip_failure, find_python, install, require, status, vllm_version
+from prefixwatch.engines.errors import EngineError
+from prefixwatch.engines.vllm import install as vllm_cpu
+from prefixwatch.engines.vllm.install import explain_pip_failure, find_python, install, require, status, vllm_version
 
 PYTHON = """#!/bin/sh
 echo "$@" >> "$FAKE_CALLS"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.errors import EngineError
-from engines.vllm_server import KvEventEndpoints, VllmOptions, command, environment
+from prefixwatch.engines.errors import EngineError
+from prefixwatch.engines.vllm.server import KvEventEndpoints, VllmOptions, command, environment
 
 EVENTS = KvEventEndpoints("ipc:///s/0.kv", "ipc:///s/0.replay")
 
@@ -24,7 +24,7 @@ def value(line: list[str], flag: str) -> str:
 
 def test_command() -> None:
     line = built(block_size=64, capacity_blocks=200, extra_arguments=("--enable-lora",))
-    assert line[:3] == ["/v/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert line[:4] == ["/v/bin/python", "-P", "-m", "vllm.entrypoints.openai.api_server"]
     assert value(line, "--model") == "/m"
     assert value(line, "--port") == "8100"
     assert value(line, "--block-size") == "64"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporters.catalogue import shipped_catalogue
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.scraping.exposition import ExpositionReader
-from exporters.scraping.scrape import Scrape
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.target import Target
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.scraping.exposition import ExpositionReader
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.target import Target
 from tests.exporters.probing import Endpoint, MakeProbes, Probes, Serve
 
 Feed = Callable[..., SignalStore]
@@ -54,8 +54,8 @@ def feed() -> Feed:
 def make_target() -> MakeTarget:
     """A target that was scraped with these outcomes, five seconds apart: a text, or a failure's reason."""
 
-    def made(name: str, *outcomes: str, system: str | None = None) -> Target:
-        config = TargetConfig(name=name, url="http://localhost/metrics", system=system)
+    def made(name: str, *outcomes: str, system: str | None = None, kv_events: tuple[str, ...] = ()) -> Target:
+        config = TargetConfig(name=name, url="http://localhost/metrics", system=system, kv_events=kv_events)
         target = Target(config, ExporterConfig(targets=(config,)), shipped_catalogue())
         for step, outcome in enumerate(outcomes):
             failed = "\n" not in outcome

@@ -11,16 +11,16 @@ import numpy as np
 from aiohttp import web
 from pydantic import SecretStr
 
-from exporters.caches.prefix_names import NamedPrefix
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.exporter import Exporter
-from exporters.pages import web_app
-from exporters.requests.ledger import ROUTER
-from exporters.scraping.scrape import Scrape
-from kvcache.block_table import Runs, WorkerBlocks
-from kvcache.blocks import as_tokens, block_hashes, content_hashes
-from kvcache.request_record import RequestRecord
-from kvcache.table_kernel import STORED_AFTER, STORED_BARE
+from prefixwatch.exporters.caches.prefix_names import NamedPrefix
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.requests.ledger import ROUTER
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.web import web_app
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes, content_hashes
+from prefixwatch.kvcache.index.block_table import Runs, WorkerBlocks
+from prefixwatch.kvcache.index.table_layout import STORED_AFTER, STORED_BARE
+from prefixwatch.kvcache.request_record import RequestRecord
 
 BLOCK = 16
 APPS = ("support-bot system prompt v12", "code review", "search answers", "meeting notes", "translation", "agents")

@@ -10,10 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from exporters.http.client import Credentials
-from exporters.probes.config import ProbeConfig
-from exporters.probes.prober import Prober
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.http.credentials import Credentials
+from prefixwatch.exporters.probes.config import ProbeConfig
+from prefixwatch.exporters.probes.prober import Prober
+from prefixwatch.kvcache.request_record import RequestRecord
 
 
 class Ledger:
@@ -48,7 +48,7 @@ class Probes:
         self.ledger, self.clock, self.waiting = Ledger(), Clock(), waiting
         self.prober = Prober(
             ProbeConfig.model_validate({"prompt_tokens": [500], **config, "targets": targets}),
-            self.ledger,
+            self.ledger.record,
             lambda _: self.waiting,
             Credentials(),
             clock=self.clock,

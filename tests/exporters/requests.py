@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from exporters.requests.ledger import ROUTER, RequestLedger
-from exporters.requests.sessions import Place
-from exporters.requests.settings import RequestSettings
-from kvcache.request_record import RequestRecord
-from slo.document import load_objectives
+from prefixwatch.exporters.metrics_page.families import SERVED
+from prefixwatch.exporters.requests.config import RequestSettings
+from prefixwatch.exporters.requests.ledger import ROUTER, RequestLedger
+from prefixwatch.exporters.requests.request import Place
+from prefixwatch.kvcache.request_record import RequestRecord
+from prefixwatch.slo.build import load_objectives
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -54,10 +55,12 @@ def ledger_of(
 
 
 def figures(ledger: RequestLedger, now_seconds: float = 100.0) -> dict[str, dict[tuple[str, ...], float]]:
-    """Every sample by its name without the namespace and its label values, in the order of the labels' names."""
+    """Every sample by its name without the namespace and its label values, in the order of the labels' names; summed
+    over models and places."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in ledger.metrics(now_seconds):
         for sample in family.samples:
-            values = tuple(value for _, value in sorted(sample.labels.items()))
-            found.setdefault(sample.name.removeprefix("prefixwatch_"), {})[values] = sample.value
+            values = tuple(value for name, value in sorted(sample.labels.items()) if name not in SERVED)
+            series = found.setdefault(sample.name.removeprefix("prefixwatch_"), {})
+            series[values] = series.get(values, 0.0) + sample.value
     return found

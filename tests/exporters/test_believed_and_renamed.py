@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from exporters.caches.believed_blocks import router_believed_blocks
-from exporters.scraping.quality import missing_signals
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.target import Target
+from prefixwatch.exporters.caches.believed_blocks import router_believed_blocks
+from prefixwatch.exporters.scraping.quality import missing_signals
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.target import Target
 
 GAUGES = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.5\n"
 QUERIES, HITS = "vllm:prefix_cache_queries_total 100\n", "vllm:prefix_cache_hits_total 50\n"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from exporters.fleet import derive_fleet
-from exporters.scraping.derive import derive_target
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.target import Target
+from prefixwatch.exporters.fleet.derivation import derive_fleet
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.target import Target
 
 Feed = Callable[..., SignalStore]
 Capture = Callable[[str], bytes]

@@ -6,28 +6,25 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.caches.in_flight import in_flight_leaks, least_excess, router_in_flight
-from exporters.caches.kv_events import KvEventCounts
-from exporters.caches.prefixes import PrefixSource, TreeView
-from exporters.caches.source import CacheSource
-from exporters.caches.value import break_even_tokens, effective_cache_value_tokens, warm_pool_utilization_ratio
-from exporters.caches.worker_targets import WorkerTargets
-from exporters.metrics_text import render
-from exporters.probes.prefill_baseline import Line, PrefillBaseline
-from exporters.requests.locality import Locality, spatial_ratio
-from exporters.requests.seen import SeenRequest
-from exporters.requests.sessions import Place
-from exporters.scraping.histogram import Histogram
-from exporters.scraping.target import Target
-from kvcache.block_table import BlockTable, Runs
-from kvcache.prefix_tree import PrefixTree, prefix_tree
-from kvcache.request_record import RequestRecord
-from kvcache.table_kernel import STORED_BARE
+from prefixwatch.exporters.caches.in_flight import in_flight_leaks, least_excess, router_in_flight
+from prefixwatch.exporters.caches.kv_events import KvEventCounts
+from prefixwatch.exporters.caches.source import CacheSource
+from prefixwatch.exporters.caches.value import (
+    break_even_tokens,
+    effective_cache_value_tokens,
+)
+from prefixwatch.exporters.caches.worker_targets import WorkerTargets
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.probes.prefill_baseline import Line, PrefillBaselines
+from prefixwatch.exporters.requests.locality import RequestLocality
+from prefixwatch.exporters.requests.request import Identity, Place, Request
+from prefixwatch.exporters.scraping.histogram import Histogram
+from prefixwatch.exporters.scraping.target import Target
+from prefixwatch.kvcache.request_record import RequestRecord
 
 MakeTarget = Callable[..., Target]
 
@@ -46,13 +43,6 @@ def test_a_caches_value_is_its_tokens_times_their_hit_ratio() -> None:
     assert effective_cache_value_tokens(1000, 16, None) is None
     assert effective_cache_value_tokens(None, 16, 0.5) is None
     assert effective_cache_value_tokens(0, 16, 0.5) == 0
-
-
-def test_the_warm_pool_is_as_full_as_the_workers_that_serve_the_hits() -> None:
-    assert warm_pool_utilization_ratio([(300, 0.9), (100, 0.5), (0, 0.1)]) == pytest.approx(0.8)
-    assert warm_pool_utilization_ratio([(300, 0.9), (None, 0.5), (100, None)]) == 0.9
-    assert warm_pool_utilization_ratio([(0, 0.9)]) is None
-    assert warm_pool_utilization_ratio([]) is None
 
 
 TIMES = Histogram((0.01, 0.02, 0.1, math.inf), (0, 100, 100, 100), 2.0)
@@ -109,7 +99,7 @@ def test_an_engine_that_runs_more_than_the_router_counts_is_no_leak_but_shows(ma
     assert in_flight_leaks(targets, 5.0) == {"a": 0.0}
     source = cache_source(targets)
     page = render(targets, "", [source])[0].decode()
-    assert 'prefixwatch_router_in_flight_requests{worker="a"} 588.0' in page
+    assert 'prefixwatch_router_in_flight_requests{target="a"} 588.0' in page
     assert 'prefixwatch_requests_running{target="a"} 1029.0' in page
 
 
@@ -152,57 +142,65 @@ def test_two_targets_behind_one_address_are_not_told_apart_by_it(make_target: Ma
 PLACES = {"a": Place("z1", "n1"), "b": Place("z1", "n2"), "c": Place("z2", "n3"), "d": Place()}
 
 
-def seen(at: float, worker: str, cached: int | None = 100, session: str = "s", **record: Any) -> SeenRequest:
+def seen(at: float, worker: str, cached: int | None = 100, session: str = "s", **record: Any) -> Request:
     told = RequestRecord(at, record.pop("outcome", "completed"), worker=worker, session=session, **record)
-    return SeenRequest(told, at, "default", "none", told.outcome, "hit", cached)
+    return Request(told, at, Identity("m"), "default", "none", told.outcome, "hit", "whole_prompt", cached)
 
 
-def ratios(*requests: SeenRequest, now: float = 100.0) -> Mapping[str, float]:
-    locality = Locality(200.0, 10, PLACES.__getitem__)
+MARKS_OF = {"a": (1,), "b": (2,)}
+
+
+def ratios(*requests: Request, now: float = 100.0) -> Mapping[str, float]:
+    locality = RequestLocality(200.0, 10, PLACES.__getitem__)
     for request in requests:
         locality.record(request)
     return {name: round(value, 3) for name, value in locality.ratios(now).items()}
 
 
-def test_reuse_is_near_in_time_and_at_the_same_worker() -> None:
+def test_reuse_at_once_is_near_in_time_whatever_the_clock_says() -> None:
+    one, other = (MARKS_OF[name] for name in "ab")
     assert ratios(
-        seen(0, "a", 500),  # a session's first: no reuse of its own
-        seen(50, "a", 300),
-        seen(120, "b", 100),  # 70 s later, elsewhere
-        seen(121, "b", None),
-    ) == {"temporal": 0.75, "identity": 0.75}
+        seen(0, "a", 0, "s", marks=one),
+        seen(1, "a", 0, "t", marks=other),
+        seen(90, "a", 300, "t"),  # the next request, 89 s later; t has half of the 4 requests
+        seen(91, "b", 100, "s"),  # after 3 requests, and has the other half
+    ) == {"temporal": 0.375, "norm": 0.375}
+
+
+def test_hit_tokens_of_the_same_first_blocks_are_of_one_prefix() -> None:
+    long, longer = tuple(range(1, 9)), tuple(range(1, 13))  # alike in the first 8 blocks
+    found = ratios(
+        seen(1, "a", 300, "", marks=long), seen(2, "a", 300, "", marks=longer), seen(3, "a", 200, "", marks=(9,))
+    )
+    assert found["spatial"] == 0.625
+
+
+def test_identity_is_of_users_who_had_another_session() -> None:
+    found = ratios(
+        seen(0, "a", 100, "s1", user="u"),
+        seen(1, "a", 500, "s1", user="u"),  # the same session: no other one
+        seen(2, "a", 300, "s2", user="u"),
+        seen(3, "a", 900, "s3"),  # nobody's
+    )
+    assert found["identity"] == 0.75
 
 
 def test_placements_are_near_where_they_stay_in_the_zone() -> None:
     held = {"held_tokens": 64}
-    assert ratios(
+    found = ratios(
         seen(1, "b", session="", held_by="a", **held),
         seen(2, "a", session="", held_by="a", **held),
-        seen(3, "c", session="", held_by="a", **held),
-        seen(4, "d", session="", held_by="a", **held),
+        seen(3, "c", 16, session="", held_by="a", **held),
+        seen(4, "d", 0, session="", held_by="a", **held),
         seen(5, "d", session="", held_by="d", **held),
         seen(6, "c", session="", held_by="", held_tokens=0),
-    ) == {"topological": 0.667}
+    )
+    assert found == {"topological": 0.65, "norm": 0.65}
 
 
 def test_what_is_older_than_the_window_or_failed_is_left_out() -> None:
-    assert ratios(seen(0, "a"), seen(10, "a"), now=300.0) == {}
-    assert ratios(seen(0, "a"), seen(10, "a", outcome="failed")) == {}
-
-
-def table_of(*runs: int) -> PrefixTree:
-    """Prompts that have nothing in common, of so many blocks each."""
-    table, worker_runs = BlockTable(), [(STORED_BARE, length, 0) for length in runs]
-    names = np.arange(1, sum(runs) + 1, dtype=np.uint64)
-    contents = np.random.default_rng(1).integers(1, 2**64, len(names), dtype=np.uint64)
-    table.join("w").apply(Runs.of(worker_runs, names, contents), 0.0)
-    return prefix_tree(table.snapshot())
-
-
-def test_a_few_long_prefixes_are_near_in_space() -> None:
-    assert spatial_ratio(table_of(*[50] * 20)) == 1.0
-    assert spatial_ratio(table_of(*[1] * 100)) == 0.2
-    assert spatial_ratio(prefix_tree(BlockTable().snapshot())) is None
+    assert ratios(seen(0, "a", held_by="a", held_tokens=10), now=300.0) == {}
+    assert ratios(seen(0, "a", held_by="a", held_tokens=10, outcome="failed")) == {}
 
 
 class Events:
@@ -214,9 +212,7 @@ class Events:
 
 
 def cache_source(targets: list[Target], ratios: Mapping[str, float] | None = None) -> CacheSource:
-    prefixes = PrefixSource()
-    prefixes.view = TreeView(table_of(1), {}, {}, {}, 0.2, None, 0.0, 0.0)
-    return CacheSource(lambda: targets, prefixes, lambda _: ratios or {}, PrefillBaseline(), interval_seconds=5.0)
+    return CacheSource(lambda: targets, lambda _: ratios or {}, lambda *_: {}, PrefillBaselines(), interval_seconds=5.0)
 
 
 def test_all_is_exported_together_and_what_is_absent_says_why(make_target: MakeTarget) -> None:
@@ -227,13 +223,12 @@ def test_all_is_exported_together_and_what_is_absent_says_why(make_target: MakeT
     page = render([target], "", [source])[0].decode()
     for line in (
         'prefixwatch_effective_cache_value_tokens{target="a"} 4000.0',
-        "prefixwatch_warm_pool_utilization_ratio 0.5",
         'prefixwatch_locality_ratio{dimension="identity"} 0.5',
-        'prefixwatch_locality_ratio{dimension="spatial"} 0.2',
     ):
         assert line in page
     assert "break_even" not in page
     absent = source.document(0.0)["absent"]
+    assert "router.degradation is off" in absent["warm_pool_utilization_ratio"]
     assert "set kv_bytes_per_token" in absent["kv_transfer_break_even_tokens"]
     assert "by request records" in absent["locality_ratio.temporal"]
     assert "locality_ratio.identity" not in absent

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from exporters.catalogue import parse_system, shipped_catalogue
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.scraping.derive import derive_target
-from exporters.scraping.exposition import ExpositionReader
-from exporters.scraping.scrape import Scrape
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.target import Target
+from prefixwatch.exporters.catalogue.model import parse_system, shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.exposition import ExpositionReader
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.target import Target
 
 Feed = Callable[..., SignalStore]
 
@@ -63,7 +63,7 @@ title: Unified cache management
 role: cache
 detect: {any_of: [ucm_shards_total]}
 signals:
-  stored_blocks:
+  x_stored_blocks:
     kind: counter
     unit: blocks
     labels: {model: model}
@@ -77,7 +77,7 @@ signals:
     store = SignalStore(system, 60.0, 100)
     page = b'ucm_shards_total{model="a"} 800\nucm_shards_total{model="b"} 100\n'
     store.apply(ExpositionReader(system.wanted_names()).read(page), 0.0)
-    assert store.totals_by("stored_blocks", "model") == {("a",): 100.0, ("b",): 100.0}
+    assert store.totals_by("x_stored_blocks", "model") == {("a",): 100.0, ("b",): 100.0}
 
 
 def test_cache_usages_of_two_models_in_one_process_are_not_added(feed: Feed) -> None:

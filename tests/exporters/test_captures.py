@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from exporters.catalogue import shipped_catalogue
-from exporters.catalogue_check import check
-from exporters.scraping.derive import derive_target
-from exporters.scraping.exposition import metric_names
-from exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.catalogue.check import check
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.exposition import metric_names
+from prefixwatch.exporters.scraping.signals import SignalStore
 
 Capture = Callable[[str], bytes]
 Feed = Callable[..., SignalStore]
@@ -132,5 +132,5 @@ def test_ids_that_change_with_every_start_are_no_labels(capture: Capture, feed: 
     store = feed(capture("ray-serve_2.60.0"), system="ray-serve")
     assert store.totals_by("routed_requests", "worker") == {("tu7gggak",): 238.0, ("8c3r1mdq",): 242.0}
     assert {label for labels in store.gauges_of("in_flight_requests") for label, _ in labels} == {"worker"}
-    (latency,) = store.histograms("e2e_seconds")[""]
+    (latency,) = store.histograms("e2e_seconds")[()]
     assert (latency.count, latency.bounds[0]) == (480.0, 0.001)

@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from documents import DocumentError
-from exporters.catalogue import load_catalogue, parse_system, shipped_catalogue
-from exporters.catalogue_check import Check, check
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.errors import ExporterError
-from exporters.exporter import Exporter
-from exporters.scraping.scrape import Scrape
-from stack.catalogue_command import run_check
-from stack.cli import app
+from prefixwatch.documents import DocumentError
+from prefixwatch.exporters.catalogue.check import Check, check
+from prefixwatch.exporters.catalogue.model import load_catalogue, parse_system, shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.stack.cli.catalogue import run_check
+from prefixwatch.stack.cli.main import app
 
 Capture = Callable[[str], bytes]
 
@@ -91,7 +91,6 @@ def test_the_mended_file_is_fine() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "warning"),
     [
-        ("kind: gauge, unit: requests", "kind: counter, unit: requests", "declares our_running a gauge"),
         ("[our_running]}]}", "[our_runing]}]}", "running_requests: required, and none of its families is on the page"),
         (
             "families: [our_running]",

@@ -14,9 +14,9 @@ import dns.rrset
 import pytest
 from pydantic import ValidationError
 
-from exporters.discovery.config import DnsSdConfig, split_nameserver
-from exporters.discovery.dns import DnsDiscovery
-from exporters.discovery.provider import Found
+from prefixwatch.exporters.discovery.config import DnsSdConfig, split_nameserver
+from prefixwatch.exporters.discovery.dns import DnsDiscovery
+from prefixwatch.exporters.discovery.provider import Found
 
 
 @dataclass

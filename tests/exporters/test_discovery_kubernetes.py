@@ -13,13 +13,13 @@ import pytest
 import yaml
 from aiohttp import web
 
-from exporters.discovery.config import KubernetesSdConfig
-from exporters.discovery.job import provider_for
-from exporters.discovery.kubernetes import KubernetesDiscovery
-from exporters.discovery.kubernetes_objects import pod_targets, service_targets
-from exporters.discovery.provider import DiscoveryError
-from exporters.errors import ExporterError
-from exporters.scraping.scrape import Scraper
+from prefixwatch.exporters.discovery.config import KubernetesSdConfig
+from prefixwatch.exporters.discovery.job import provider_for
+from prefixwatch.exporters.discovery.kubernetes import KubernetesDiscovery
+from prefixwatch.exporters.discovery.kubernetes_objects import pod_targets, service_targets
+from prefixwatch.exporters.discovery.provider import DiscoveryError
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.scraping.scrape import Scraper
 
 TOKEN = "t0ken-of-the-exporter"
 
@@ -232,7 +232,7 @@ def test_a_service_s_port_is_a_target_by_its_dns_name() -> None:
 
 async def test_without_the_client_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    monkeypatch.delitem(sys.modules, "exporters.discovery.kubernetes")
+    monkeypatch.delitem(sys.modules, "prefixwatch.exporters.discovery.kubernetes")
     scraper = Scraper(1.0, 1)
     with pytest.raises(ExporterError, match=r"pip install 'prefixwatch\[kubernetes\]'"):
         provider_for(KubernetesSdConfig(role="pod"), scraper)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from exporters.discovery.config import FileSdConfig, HttpSdConfig
-from exporters.discovery.files import FileDiscovery
-from exporters.discovery.http import HttpDiscovery
-from exporters.discovery.provider import DiscoveryError
-from exporters.scraping.scrape import Scraper
+from prefixwatch.exporters.discovery.config import FileSdConfig, HttpSdConfig, ScrapeConfig, StaticConfig
+from prefixwatch.exporters.discovery.files import FileDiscovery
+from prefixwatch.exporters.discovery.http import HttpDiscovery
+from prefixwatch.exporters.discovery.job import target_configs
+from prefixwatch.exporters.discovery.provider import DiscoveryError, label_sets
+from prefixwatch.exporters.scraping.scrape import Scraper
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]
@@ -132,3 +133,24 @@ async def test_an_answer_that_is_no_list_is_an_error(
     config = HttpSdConfig(url=await serve_pages({"/sd": page}) + "/sd")
     with pytest.raises(DiscoveryError, match=message):
         await HttpDiscovery(config, scraper).fetch()
+
+
+def test_no_more_targets_are_built_than_may_be_scraped() -> None:
+    """M9: a list of 200,000 addresses held up the exporter for 11 seconds, to scrape 5,000 of them."""
+    looked_at = []
+
+    def found() -> Iterator[dict[str, str]]:
+        for k in range(200_000):
+            looked_at.append(k)
+            yield {"__address__": f"10.{k >> 16}.{k >> 8 & 255}.{k & 255}:8000"}
+
+    job = ScrapeConfig(job_name="j", static_configs=(StaticConfig(targets=("h:1",)),))
+    targets, problems = target_configs(job, found(), most=5)
+    assert ([target.name for target in targets], len(looked_at)) == ([f"10.0.0.{k}:8000" for k in range(5)], 6)
+    assert problems == ["job j: only the first 5 targets are used: see limits.targets"]
+
+
+def test_a_list_beyond_all_reason_is_refused() -> None:
+    groups = [{"targets": [f"h{k}:1" for k in range(50_001)]}] * 2
+    with pytest.raises(DiscoveryError, match="here: lists 100002 targets, at most 100000 can be read"):
+        label_sets(groups, "here", {})

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from exporters.catalogue import LabelRule, shipped_catalogue
-from exporters.scraping.derive import derive_target
-from exporters.scraping.exposition import metric_names
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.target import Target
+from prefixwatch.exporters.catalogue.model import LabelRule, shipped_catalogue
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.exposition import metric_names
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.target import Target
 
 Feed = Callable[..., SignalStore]
 Capture = Callable[[str], bytes]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from exporters.fleet import derive_fleet
-from exporters.scraping.derive import derive_target
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.target import Target
+from prefixwatch.exporters.fleet.derivation import derive_fleet
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.target import Target
 
 Feed = Callable[..., SignalStore]
 Capture = Callable[[str], bytes]
@@ -96,7 +96,7 @@ def test_sglangs_transfer_times_become_seconds(feed: Feed, make_target: MakeTarg
     name = "sglang:kv_transfer_latency_ms"
     page = f'{name}_bucket{{le="250"}} 3\n{name}_bucket{{le="+Inf"}} 4\n{name}_sum 1500\n{name}_count 4\n'
     store = feed(page, system="sglang")
-    (histogram,) = store.histograms("kv_transfer")[""]
+    (histogram,) = store.histograms("kv_transfer")[()]
     assert (histogram.total, histogram.bounds, histogram.counts) == (1.5, (0.25, float("inf")), (3.0, 4.0))
     assert "kv_transfer" not in derive_target(store).absent
     fleet = derive_fleet([make_target("decode", page + "sglang:num_running_reqs 0\n")])

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from exporters.app import once, running
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.errors import ExporterError
-from exporters.exporter import Exporter
+from prefixwatch.exporters.app import once, running
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.exporter import Exporter
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]
@@ -57,6 +57,14 @@ async def test_metrics_are_openmetrics_for_who_accepts_it(exporter: Exporter) ->
     parsed = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]  # the library's, without types
     families = {family.name: family for family in parsed}
     assert families["prefixwatch_prefix_hit_tokens"].type == "counter"
+
+
+async def test_the_newest_requests_are_served_as_rows_of_a_trace(exporter: Exporter) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{exporter.url}/api/v1/trace") as response:
+            assert {"rows", "first", "last", "added", "life", "without_length"} == set(await response.json())
+        async with session.get(f"{exporter.url}/api/v1/trace?after=x") as response:
+            assert response.status == 400
 
 
 async def test_the_fleet_document_says_what_is_known_and_why_the_rest_is_not(exporter: Exporter) -> None:
@@ -107,6 +115,7 @@ async def test_once_shows_no_ratio_and_names_the_targets_that_failed(serve_pages
     url = await serve_pages({"/metrics": capture("vllm_0.32.0")})
     targets = (TargetConfig(name="a", url=url), TargetConfig(name="gone", url="http://127.0.0.1:1"))
     text, failed = await once(ExporterConfig(targets=targets))
-    assert 'prefixwatch_window_ready{target="a"} 0.0' in text
+    assert 'prefixwatch_scrapes_total{model="' in text
+    assert "prefixwatch_window_seconds" not in text
     assert "prefixwatch_prefix_hit_ratio" not in text
     assert [line.split(":")[0] for line in failed] == ["target gone (http"]

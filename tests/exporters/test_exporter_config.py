@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from documents import DocumentError
-from exporters.catalogue import parse_system, shipped_catalogue
-from exporters.config import config_from_flags, split_listen
-from exporters.errors import ExporterError
+from prefixwatch.documents import DocumentError
+from prefixwatch.exporters.catalogue.model import parse_system, shipped_catalogue
+from prefixwatch.exporters.config import config_from_flags, split_listen
+from prefixwatch.exporters.errors import ExporterError
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,17 @@ def test_targets_from_flags(given: str, name: str, url: str) -> None:
 
 def test_kv_events_go_to_the_named_target_or_in_order() -> None:
     config = config_from_flags(["a=h:1", "b=h:2"], ["b=tcp://h:5558"])
-    assert [target.kv_events for target in config.targets] == [None, "tcp://h:5558"]
+    assert [target.kv_events for target in config.targets] == [(), ("tcp://h:5558",)]
     config = config_from_flags(["a=h:1", "b=h:2"], ["tcp://h:5557", "tcp://h:5558"])
-    assert [target.kv_events for target in config.targets] == ["tcp://h:5557", "tcp://h:5558"]
+    assert [target.kv_events for target in config.targets] == [("tcp://h:5557",), ("tcp://h:5558",)]
+
+
+def test_each_rank_has_its_own_kv_events() -> None:
+    """sglang#29211, vllm#18925 (N20): a subscriber of the base port hears rank 0 alone."""
+    config = config_from_flags(["a=h:1", "b=h:2"], ["a=tcp://h:5557", "a=tcp://h:5558"])
+    assert [target.kv_events for target in config.targets] == [("tcp://h:5557", "tcp://h:5558"), ()]
+    (target,) = config_from_flags(["a=h:1"], ["a=tcp://h:5557,tcp://h:5558"]).targets
+    assert target.kv_events == ("tcp://h:5557", "tcp://h:5558")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +49,8 @@ def test_kv_events_go_to_the_named_target_or_in_order() -> None:
         ([], [], "targets"),
         (["a=h:1"], ["c=tcp://h:5557"], "no target is called 'c'"),
         (["a=h:1"], ["tcp://h:1", "tcp://h:2"], "only 1 targets"),
+        (["a=h:1"], ["a=tcp://h:1", "a=tcp://h:1"], "given twice"),
+        (["a=h:1"], ["a=tcp://h:1,tcp://h:1"], "twice"),
         (["a=h:1"], ["h:5557"], "not a ZMQ endpoint"),
         (["a=h:1"], ["tcp://h"], "not a ZMQ endpoint"),
     ],

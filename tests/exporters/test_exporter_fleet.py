@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from exporters.fleet import derive_fleet
-from exporters.metrics_text import render
-from exporters.scraping.target import Target
+from prefixwatch.exporters.fleet.derivation import derive_fleet
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.scraping.target import Target
 
 MakeTarget = Callable[..., Target]
 
@@ -115,7 +115,7 @@ def test_a_target_that_failed_has_no_load_and_no_frozen_numbers(make_target: Mak
     page = render([old, new])[0].decode()
     assert 'requests_running{target="new"} 12.0' in page
     assert 'requests_running{target="old"}' not in page
-    assert 'prefixwatch_target_up{system="vllm",target="old",version=""} 0.0' in page
+    assert 'prefixwatch_target_up{system="vllm",target="old"} 0.0' in page
 
 
 def test_the_fleets_hit_ratio_is_of_sums(make_target: MakeTarget) -> None:
@@ -133,7 +133,7 @@ def test_what_the_router_tells_comes_out_under_the_contract_names(make_target: M
     router.decision.labels("total").observe(0.0005)
     page = render([make_target("router", router.text())])[0].decode()
     for line in (
-        'prefixwatch_requests_total{class="unclassified",outcome="completed"} 3.0',
+        'prefixwatch_requests_total{class="unclassified",model="m",outcome="completed"} 3.0',
         'prefixwatch_request_hit_tokens_bucket{le="64.0"} 1.0',
         'prefixwatch_ttft_seconds_bucket{cache="hit",le="0.2"} 1.0',
         'prefixwatch_ttft_seconds_sum{cache="hit"} 0.15',
@@ -172,7 +172,7 @@ def test_the_routers_token_counts_stand_in_only_without_engines(make_target: Mak
     router.delivered.labels("w0").inc(64)
     router.prompts.labels("w0").inc(100)
     alone = render([make_target("router", router.text())])[0].decode()
-    assert 'prefixwatch_prefix_hit_tokens_total{model="",target="w0",tier="unknown"} 64.0' in alone
+    assert 'prefixwatch_prefix_hit_tokens_total{target="w0",tier="unknown"} 64.0' in alone
     both = render([make_target("router", router.text()), make_target("w0", engine(0, 64, 100))])[0].decode()
     assert both.count("prefixwatch_prefix_hit_tokens_total{") == 1
 

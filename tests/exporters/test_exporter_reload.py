@@ -7,22 +7,24 @@ import json
 import logging
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 import yaml
 from aiohttp import web
 
-from exporters.app import once, running, serve
-from exporters.config import ExporterConfig, validated
-from exporters.exporter import Exporter
-from exporters.logs import FieldsFormatter, LogFormat
-from exporters.metrics_text import render
-from stack.config import load_config
+from prefixwatch.exporters.app import Reloader, once, running, serve
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig, validated
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.http.web_config import WebSecurity
+from prefixwatch.exporters.logs import FieldsFormatter, LogFormat
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.stack.config import load_config
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]
@@ -97,6 +99,69 @@ async def test_a_bad_configuration_is_refused_and_the_old_one_goes_on(
         file.path.write_text(good)
         assert (await reload(exporter))[0] == 200
         assert reload_succeeded(exporter)
+
+
+async def test_new_intervals_and_limits_reach_every_part(file: File, serve_pages: ServePages) -> None:
+    engine = "".join(f'vllm:num_requests_running{{model_name="{k}"}} 1\n' for k in range(4)).encode()
+    targets = [{"name": "a", "url": await serve_pages({"/metrics": engine})}]
+    file.write(targets=targets, interval_seconds="5s")
+    async with running(file.load(), file.load) as exporter:
+        await exporter.scrape_all()
+        file.write(targets=targets, interval_seconds="60s", limits={"label_values": 2})
+        assert (await reload(exporter))[0] == 200
+        await exporter.scrape_all()
+        assert exporter._cache.interval_seconds == 60
+        assert exporter._scraper is not None
+        assert exporter._scraper._pages.keep_seconds == 120
+        assert exporter.fleet.retired.label_limit == 2
+        store = exporter.targets[0].store
+        assert store is not None
+        assert {dict(labels)["model"] for labels in store.gauges_of("running_requests")} == {"0", "1", "other"}
+
+
+async def test_a_fault_while_reloading_is_reported_and_ends_nothing(file: File, serve_pages: ServePages) -> None:
+    """Whatever the reader raises: the reason is answered, the gauge is 0, and the next reload works."""
+    file.write(targets=[{"name": "a", "url": await serve_pages({"/metrics": PAGE})}])
+    faults: list[Exception] = [ValueError("month must be in 1..12"), RecursionError("too deep"), OSError("disk")]
+
+    def load() -> ExporterConfig:
+        if faults:
+            raise faults[0]
+        return file.load()
+
+    async with running(file.load(), load) as exporter:
+        while faults:
+            status, text = await reload(exporter)
+            assert (status, str(faults.pop(0)) in text) == (500, True)
+            assert not reload_succeeded(exporter)
+        assert (await reload(exporter))[0] == 200
+        assert reload_succeeded(exporter)
+
+
+async def test_certificates_are_renewed_after_a_refused_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Security:
+        reads = 0
+
+        def changed(self) -> bool:
+            return True
+
+        def prepare(self) -> None:
+            self.reads += 1
+            if self.reads == 2:
+                read_twice.set()
+            raise ValueError("month must be in 1..12")
+
+    monkeypatch.setattr("prefixwatch.exporters.app._CERTIFICATES_EVERY_SECONDS", 0.0)
+    loop, read_twice = asyncio.get_running_loop(), threading.Event()
+    exporter = Exporter(ExporterConfig(targets=(TargetConfig(name="a", url="http://127.0.0.1:1"),)))
+    await exporter.open()
+    reloader = Reloader(exporter, None, cast(WebSecurity, Security()))
+    renewing = asyncio.create_task(reloader.keep_certificates_fresh())
+    assert await loop.run_in_executor(None, read_twice.wait, 20)
+    renewing.cancel()
+    await asyncio.gather(renewing, return_exceptions=True)
+    await exporter.close()
+    assert exporter.service.reload_problem.startswith("ValueError: month must be in 1..12")
 
 
 async def test_a_changed_job_keeps_its_targets_while_it_is_looked_for_anew(file: File, serve_pages: ServePages) -> None:

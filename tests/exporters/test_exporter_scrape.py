@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from exporters.app import once
-from exporters.config import ExporterConfig, Limits, TargetConfig
-from exporters.exporter import Exporter
-from exporters.scraping.scrape import Scraper
+from prefixwatch.exporters.app import once
+from prefixwatch.exporters.config import ExporterConfig, Limits, TargetConfig
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.scraping.scrape import Scraper
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]
@@ -105,7 +105,7 @@ async def test_a_fault_has_its_name(
 
 @pytest.mark.parametrize("page", [stalls, trickles])
 async def test_a_page_without_end_ends_at_the_timeout(scraper: Scraper, serve_pages: ServePages, page: Handler) -> None:
-    scraper.configure(TIMEOUT_SECONDS, LIMIT_BYTES)
+    scraper.configure(TIMEOUT_SECONDS, LIMIT_BYTES, 10 * LIMIT_BYTES, 15.0)
     scrape = await scraper.fetch(await serve_pages({"/metrics": page}) + "/metrics")
     assert (scrape.reason, scrape.body) == ("timeout", None)
     assert TIMEOUT_SECONDS <= scrape.seconds < PATIENT_SECONDS
@@ -162,7 +162,7 @@ async def test_faulty_targets_leave_the_others_right(serve_pages: ServePages, ca
     )
     assert 'prefixwatch_prefix_hit_tokens_total{model="tiny",target="a",tier="gpu"} 59616.0' in text
     assert 'prefixwatch_prefix_hit_tokens_total{model="tiny",target="b",tier="gpu"} 2944.0' in text
-    assert 'prefixwatch_target_up{system="vllm",target="a",version="0.32+"} 1.0' in text
+    assert 'prefixwatch_target_up{model="tiny",system="vllm",target="a",version="0.32+"} 1.0' in text
     for name, reason in [
         ("stalls", "timeout"),
         ("fails", "http_500"),

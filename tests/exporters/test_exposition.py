@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporters.scraping.exposition import RESCAN_EVERY, ExpositionReader, looks_like_metrics
+from prefixwatch.exporters.scraping.exposition import RESCAN_EVERY, ExpositionReader, looks_like_metrics
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Exemplar
 
 from benchmarks.fuzz_exposition import Fuzzer
-from exporters.scraping.exposition import ExpositionReader
+from prefixwatch.exporters.scraping.exposition import ExpositionReader
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

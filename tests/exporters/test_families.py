@@ -10,20 +10,21 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from exporters.families import FAMILIES, Family, counter, gauge, histogram, quantiles
-from exporters.metrics_text import render
+from prefixwatch.exporters.metrics_page.families import FAMILIES, Family
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.metrics_page.rows import histograms, rows
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def sampled(family: Family) -> Metric:
     """With one sample, or histogram."""
-    labels = ["0.5" if label == "quantile" else "x" for label in family.labels]
+    labels = ["0.5" if label == "quantile" else "x" for label in family.given]
     if family.kind == "histogram":
-        made = histogram(family.name)
+        made = histograms(family.name)
         made.add_metric(labels, [("1.0", 1), ("+Inf", 2)], 3.0)
         return made
-    plain = (counter if family.kind == "counter" else gauge if family.kind == "gauge" else quantiles)(family.name)
+    plain = rows(family.name)
     plain.add_metric(labels, 1.0)
     return plain
 
@@ -63,8 +64,8 @@ def test_a_strict_parser_takes_every_family() -> None:
 
 def test_a_delta_that_is_negative_is_still_valid() -> None:
     """Misses may be the quicker ones: a summary's quantiles may not be below 0, an unknown's samples may."""
-    delta = quantiles("ttft_miss_minus_hit_seconds")
-    delta.add_metric(["0.5"], -0.25)
+    delta = rows("ttft_miss_minus_hit_seconds")
+    delta.add_metric(["m", "", "", "", "0.5"], -0.25)
     text = page([delta], OPENMETRICS).decode()
     family, *_ = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
-    assert [(sample.labels, sample.value) for sample in family.samples] == [({"quantile": "0.5"}, -0.25)]
+    assert [(sample.labels, sample.value) for sample in family.samples] == [({"model": "m", "quantile": "0.5"}, -0.25)]

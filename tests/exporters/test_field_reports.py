@@ -118,7 +118,7 @@ REPORTS: Mapping[str, tuple[str, ...]] = {
     # Reports whose right behaviour another part of the exporter, or another room, has to show.
     "EM44": ("loadgen/grading/test_grade.py",),  # usage of single requests; the exporter never sees a cache write
     "IS06": ("kvcache/test_feed.py", "kvcache/test_blocks.py"),  # the key of the index
-    "LT05": ("loadgen/test_chat_stream.py", "loadgen/test_http_client.py"),  # what a stream's first token is
+    "LT05": ("openai_api/test_answer.py", "loadgen/test_http_client.py"),  # what a stream's first token is
     "RT14": ("exporters/test_kv_events.py", "kvcache/test_subscriber.py"),
     "RT16": ("exporters/test_kv_events.py", "router/test_router_kv_events.py"),
     "RT17": ("exporters/test_kv_events.py", "router/test_worker_health.py"),

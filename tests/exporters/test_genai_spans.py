@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.spans.genai import Level, RequestSpan, Span, Value, request_span, shipped_table
+from prefixwatch.exporters.spans.genai import Level, RequestSpan, Span, Value, request_span, shipped_table
 
 START = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000

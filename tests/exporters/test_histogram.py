@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from exporters.scraping.histogram import Histogram, merge
+from prefixwatch.exporters.scraping.histogram import Histogram, merge
 
 INF = math.inf
 

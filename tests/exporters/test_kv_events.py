@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engines.kv_event_publisher import KvEventPublisher
-from exporters.caches.kv_events import KvEventCounts, KvEventWatcher
-from exporters.metrics_text import render
-from exporters.scraping.target import Target
-from kvcache.block_table import BlockTable
+from prefixwatch.engines.simulated.kv_event_publisher import KvEventPublisher
+from prefixwatch.exporters.caches.kv_events import KvEventCounts, KvEventWatcher
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.scraping.target import Target
+from prefixwatch.kvcache.index.block_table import BlockTable
 
 TIMEOUT_SECONDS = 10.0
 PROMPT = list(range(1, 161))
@@ -53,7 +53,6 @@ def test_evictions_are_exported_when_known_and_absent_otherwise(make_target: Cal
         'prefixwatch_kv_block_lifetime_seconds_bucket{le="+Inf",target="a"} 7.0',
         'prefixwatch_kv_block_lifetime_seconds_sum{target="a"} 9.0',
         'prefixwatch_data_quality{flag="kv_events_missed",target="a"} 1.0',
-        'prefixwatch_data_quality{flag="index_gap",target="a"} 0.0',
     ):
         assert line in page
 
@@ -107,6 +106,10 @@ class Engine:
         self.publisher = KvEventPublisher(endpoint, (replay_at or "tcp://127.0.0.1:*") if replay else None)
         self.task = asyncio.create_task(self.publisher.serve_replays())
 
+    @property
+    def replays(self) -> list[str]:
+        return [self.publisher.replay_endpoint] if self.publisher.replay_endpoint else []
+
     def publish(self, *events: dict[str, Any]) -> None:
         self.publisher.publish(list(events))
 
@@ -154,7 +157,7 @@ class Rig:
         return self.engines[-1]
 
     def watch(self, engine: Engine, name: str = "a") -> KvEventWatcher:
-        watcher = KvEventWatcher(name, engine.publisher.endpoint, engine.publisher.replay_endpoint, self.table)
+        watcher = KvEventWatcher(name, [engine.publisher.endpoint], engine.replays, self.table)
         watcher.start()
         self.watchers.append(watcher)
         return watcher
@@ -269,6 +272,74 @@ async def test_a_stopped_watcher_leaves_nothing_in_the_table(rig: Rig) -> None:
 
 
 async def test_a_watcher_without_a_publisher_knows_nothing(rig: Rig) -> None:
-    watcher = KvEventWatcher("a", "tcp://127.0.0.1:1", None, rig.table)
+    watcher = KvEventWatcher("a", ["tcp://127.0.0.1:1"], [], rig.table)
     assert watcher.counts() is None
     assert "tcp://127.0.0.1:1" in watcher.why_unknown()
+
+
+async def test_a_watcher_that_ends_by_a_fault_says_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last counts would stand there for ever, as if nothing were stored or evicted any more."""
+    engine = rig.engine()
+    watcher = await rig.joined(engine)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("compilation disabled")
+
+    monkeypatch.setattr(watcher._feeds[0], "apply", fails)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while watcher.counts() is not None:
+            engine.publish(stored(0, 3))
+            await asyncio.sleep(0.01)
+
+    assert watcher.why_unknown() == (
+        "reading its KV events ended by a fault of the exporter (RuntimeError: compilation disabled): "
+        "restart it, and report what its log says"
+    )
+
+
+async def test_every_rank_of_an_engine_is_heard_as_a_cache_of_its_own(
+    rig: Rig, make_target: Callable[..., Target]
+) -> None:
+    """sglang#29211, vllm#18925 (N20): two ranks with 12 and 8 blocks, of which 3 are the same."""
+    ranks = [rig.engine(), rig.engine()]
+    endpoints = [rank.publisher.endpoint for rank in ranks]
+    watcher = KvEventWatcher("dp", endpoints, [], rig.table)
+    watcher.start()
+    rig.watchers.append(watcher)
+    target = make_target("dp", _RANKS, kv_events=tuple(endpoints))
+    target.kv_events = watcher
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while not ((counts := watcher.counts()) and counts.batches > 1 and not counts.ranks_unheard):
+            for rank in ranks:
+                rank.publish({"type": "Hello"})
+            await asyncio.sleep(0.02)
+    assert not target.flags(0.0)["ranks_missing"]
+    ranks[0].publish(stored(0, 10))
+    ranks[1].publish(stored(0, 3))
+    counts = await rig.until(watcher, lambda c: c.resident_blocks == 13)
+    assert (len(rig.table), set(rig.table.workers)) == (10, {"dp/0", "dp/1"})
+    ranks[1].publish(removed(102))
+    counts = await rig.until(watcher, lambda c: c.evicted_blocks)
+    assert (counts.resident_blocks, len(rig.table)) == (12, 10)
+
+
+_RANKS = """\
+vllm:num_requests_running{engine="0",model_name="m"} 1
+vllm:num_requests_running{engine="1",model_name="m"} 0
+"""
+
+
+def test_a_page_of_more_engines_than_streams_lacks_ranks(make_target: Callable[..., Target]) -> None:
+    for endpoints, missing in ((("tcp://h:1",), True), (("tcp://h:1", "tcp://h:2"), False)):
+        target = make_target("dp", _RANKS, kv_events=endpoints)
+        target.kv_events = Source(KvEventCounts(0, 0, 20, 0, 0.0))
+        assert target.flags(0.0)["ranks_missing"] is missing
+        target.kv_events = Source(KvEventCounts(0, 0, 20, 0, 0.0, ranks_unheard=1))
+        assert target.flags(0.0)["ranks_missing"]
+
+
+def test_a_figure_without_an_engine_label_is_no_further_rank(make_target: Callable[..., Target]) -> None:
+    page = 'vllm:num_requests_running{engine="0",model_name="m"} 1\nvllm:prefix_cache_queries_total{model_name="m"} 5\n'
+    target = make_target("one", page, kv_events=("tcp://h:1",))
+    target.kv_events = Source(KvEventCounts(0, 0, 20, 0, 0.0))
+    assert not target.flags(0.0)["ranks_missing"]

@@ -12,23 +12,21 @@ from typing import Any
 import aiohttp
 import pytest
 
-import exporters.live
-import loadgen.report
-from exporters.fleet import derive_fleet
-from exporters.live.flag_words import FLAG_WORDS
-from exporters.live.history import History, Sample, by_name, take_sample
-from exporters.live.pages import POLICY
-from exporters.live.view import BAD, DOUBTFUL, GOOD, NEUTRAL, Card, LiveView, live_view
-from exporters.live.wording import count, percent, seconds, share
-from exporters.requests.router_records import DOUBTS
-from exporters.scraping.histogram import Histogram
-from exporters.scraping.quality import flags
-from slo.document import load_request_objectives
+from prefixwatch.exporters.fleet.derivation import derive_fleet
+from prefixwatch.exporters.live.history import History, Sample, by_name, take_sample
+from prefixwatch.exporters.live.page import POLICY
+from prefixwatch.exporters.live.view import BAD, DOUBTFUL, GOOD, NEUTRAL, Card, LiveView, live_view
+from prefixwatch.exporters.live.wording import FLAG_WORDS, count, percent, seconds, share
+from prefixwatch.exporters.requests.router_records import DOUBTS
+from prefixwatch.exporters.scraping.histogram import Histogram
+from prefixwatch.exporters.scraping.quality import flags
+from prefixwatch.slo.build import load_request_objectives
 from tests.exporters.conftest import Feed, MakeTarget
 from tests.exporters.live_fleet import APPS, LiveFleet
 from tests.exporters.requests import done, ledger_of
 
-ASSETS = Path(exporters.live.__file__).parent / "assets"
+ROOT = Path(__file__).parents[2]
+ASSETS = ROOT / "exporters/live/assets"
 BUSY = "vllm:num_requests_running 30\nvllm:num_requests_waiting 10\nvllm:kv_cache_usage_perc 0.5\n"
 QUIET = "vllm:num_requests_running 2\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.25\n"
 
@@ -100,7 +98,7 @@ async def test_nothing_is_inline_and_nothing_is_loaded_from_elsewhere(url: str, 
 async def test_what_did_not_change_is_not_sent_again(
     url: str, http: aiohttp.ClientSession, fleet: LiveFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporters.live.pages._SHOWN_FOR_SECONDS", 0.0)
+    monkeypatch.setattr("prefixwatch.exporters.live.page._SHOWN_FOR_SECONDS", 0.0)
     for path in ("/", "/live/history"):
         async with http.get(url + path) as first:
             headers = {"If-None-Match": first.headers["ETag"]}
@@ -180,7 +178,7 @@ async def test_the_map_is_given_the_prefixes_that_most_tokens_flow_through(
 
 
 def test_page_and_report_speak_one_visual_language() -> None:
-    report = (Path(loadgen.report.__file__).parent / "report_base.html.j2").read_text(encoding="utf-8")
+    report = (ROOT / "loadgen/report/report_base.html.j2").read_text(encoding="utf-8")
     live = (ASSETS / "live.css").read_text(encoding="utf-8")
 
     def palettes(css: str) -> list[dict[str, str]]:
@@ -264,7 +262,7 @@ def test_problems_of_the_exporter_itself_are_told() -> None:
 
 
 def test_every_flag_has_words(feed: Feed) -> None:
-    text = (Path(exporters.live.__file__).parent.parent / "scraping/quality.py").read_text(encoding="utf-8")
+    text = (ROOT / "exporters/scraping/quality.py").read_text(encoding="utf-8")
     told = set(re.findall(r'^        "(\w+)": ', text, re.M)) | set(flags(feed(QUIET, QUIET))) | set(DOUBTS)
     assert len(told) > 12
     assert told <= set(FLAG_WORDS)

@@ -28,11 +28,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind
 
-from exporters.spans.config import OtlpConfig
-from exporters.spans.decode import BadExport, Encoding, decode
-from exporters.spans.genai import shipped_table
-from exporters.spans.receiver import PATH, OtlpReceiver
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.spans.config import OtlpConfig
+from prefixwatch.exporters.spans.decode import BadExport, Encoding, decode
+from prefixwatch.exporters.spans.genai import shipped_table
+from prefixwatch.exporters.spans.receiver import PATH, OtlpReceiver
+from prefixwatch.kvcache.request_record import RequestRecord
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PROTOBUF, JSON = {"Content-Type": "application/x-protobuf"}, {"Content-Type": "application/json"}
@@ -76,7 +76,7 @@ async def serve() -> AsyncIterator[Serve]:
 
     async def start(tenants: tuple[str, ...] = (), **config: Any) -> Served:
         ledger, clock = Ledger(), [0.0]
-        receiver = OtlpReceiver(OtlpConfig(**config), ledger, tenants=tenants, clock=lambda: clock[0])
+        receiver = OtlpReceiver(OtlpConfig(**config), ledger.record, tenants=tenants, clock=lambda: clock[0])
         app = web.Application()
         app.add_routes(receiver.routes())
         runner = web.AppRunner(app)
@@ -255,6 +255,21 @@ async def test_a_cut_body_hurts_nobody(serve: Serve, session: aiohttp.ClientSess
     assert len(await served.settle()) == 1
 
 
+async def test_slow_senders_keep_nobody_out(serve: Serve, session: aiohttp.ClientSession) -> None:
+    """M8: 20 connections that send one byte of a thousand; each is ended with 408, and the others never notice."""
+    served = await serve(body_timeout_seconds=1.0)
+    head = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 999\r\n\r\n{"
+    slow = [await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2])) for _ in range(20)]
+    for _, writer in slow:
+        writer.write(head)
+        await writer.drain()
+    async with session.post(served.url + PATH, json=export()) as answer:
+        assert answer.status == 200
+    for reader, writer in slow:
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
+        writer.close()
+
+
 async def test_scrapes_go_on_while_a_large_export_is_read(serve: Serve, session: aiohttp.ClientSession) -> None:
     """1,000 spans are taken a few at a time: another task of the same loop runs in between, again and again."""
     served = await serve()
@@ -285,7 +300,7 @@ async def test_stopping_counts_what_is_still_held(serve: Serve, session: aiohttp
 
 
 def test_before_anything_came_the_api_says_so() -> None:
-    receiver = OtlpReceiver(OtlpConfig(), Ledger())
+    receiver = OtlpReceiver(OtlpConfig(), Ledger().record)
     assert "nothing was sent to /v1/traces yet; it takes OTLP over HTTP" in receiver.document(0)["absent"]["requests"]
     assert all(not family.samples for family in receiver.metrics(0))
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from exporters.http.connection import Overloaded, Receiving
-from exporters.http.page_client import CannotConnect, PageClient
-from exporters.http.response import Answer
+from prefixwatch.exporters.http.connection import Overloaded, Receiving
+from prefixwatch.exporters.http.page_client import CannotConnect, PageClient
+from prefixwatch.exporters.http.response import Answer
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nload 1\n"
 LIMIT_BYTES = 1_000

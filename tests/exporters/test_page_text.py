@@ -13,14 +13,15 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from exporters.families import FAMILIES, counter, gauge, histogram, quantiles
-from exporters.metrics_text import render
-from exporters.page_text import PageText
-from exporters.scraping.target import Target
+from prefixwatch.exporters.metrics_page.families import FAMILIES
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.metrics_page.rows import histograms, rows
+from prefixwatch.exporters.metrics_page.text import PageText
+from prefixwatch.exporters.scraping.target import Target
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
-texts = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)
+texts = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=8)
 numbers = st.floats() | st.integers(0, 10**12)
 exemplars = st.builds(Exemplar, st.just({"trace_id": 'a "b"\\c'}), st.floats(0, 1e9), st.none() | st.floats(0, 1e10))
 buckets = st.tuples(
@@ -32,13 +33,13 @@ buckets = st.tuples(
 @st.composite
 def families(draw: st.DrawFn) -> Metric:
     row = FAMILIES[draw(st.sampled_from(sorted(FAMILIES)))]
-    labels = st.lists(texts, min_size=len(row.labels), max_size=len(row.labels))
+    labels = st.lists(texts, min_size=len(row.given), max_size=len(row.given))
     if row.kind == "histogram":
-        made = histogram(row.name)
+        made = histograms(row.name)
         for values in draw(st.lists(labels, max_size=2)):
             made.add_metric(values, draw(buckets), draw(st.none() | numbers))
         return made
-    plain = (counter if row.kind == "counter" else gauge if row.kind == "gauge" else quantiles)(row.name)
+    plain = rows(row.name)
     for values in draw(st.lists(labels, max_size=3)):
         plain.add_metric(values, draw(numbers))
     plain.documentation = draw(texts)
@@ -72,6 +73,36 @@ def test_is_what_prometheus_client_writes(accept: str, some: list[Metric]) -> No
     assert text_of(some, accept) == by_prometheus_client(some, accept)
 
 
+def test_a_label_without_a_value_is_left_out() -> None:
+    """Absent and empty are the same label to Prometheus, and a fleet's page is a third shorter."""
+    up = rows("target_up", [(["a", "vllm", ""], 1.0), (["b", "", ""], 0.0)])
+    lines = text_of([up], "")[0].decode().splitlines()[2:]
+    assert lines == ['prefixwatch_target_up{system="vllm",target="a"} 1.0', 'prefixwatch_target_up{target="b"} 0.0']
+
+
+def test_families_about_targets_say_what_their_target_is() -> None:
+    """A sample's own model is more exact than its target's."""
+    page = PageText("", {"a": {"model": "m", "pool": "p"}})
+    waits = histograms("kv_block_lifetime_seconds")
+    waits.add_metric(["a"], [("1.0", 1), ("+Inf", 2)], None)
+    page.add(
+        [
+            waits,
+            rows("preemptions", [(["a", "own"], 1), (["a", ""], 2), (["b", ""], 3)]),
+            rows("scrape_age_seconds", [(["a"], 4)]),
+        ]
+    )
+    lines = [line for line in b"".join(page.pieces()).decode().splitlines() if not line.startswith("#")]
+    assert lines == [
+        'prefixwatch_kv_block_lifetime_seconds_bucket{le="1.0",model="m",pool="p",target="a"} 1.0',
+        'prefixwatch_kv_block_lifetime_seconds_bucket{le="+Inf",model="m",pool="p",target="a"} 2.0',
+        'prefixwatch_preemptions_total{model="own",pool="p",target="a"} 1.0',
+        'prefixwatch_preemptions_total{model="m",pool="p",target="a"} 2.0',
+        'prefixwatch_preemptions_total{target="b"} 3.0',
+        'prefixwatch_scrape_age_seconds{target="a"} 4.0',
+    ]
+
+
 @pytest.mark.parametrize("accept", ["", OPENMETRICS])
 def test_the_process_own_metrics_are_written_alike(accept: str) -> None:
     some = list(ProcessCollector(registry=None).collect())
@@ -90,15 +121,15 @@ def test_a_page_of_many_targets_has_each_family_once(make_target: Callable[..., 
 def test_parts_of_a_family_are_put_together() -> None:
     page = PageText()
     for target in ("a", "b"):
-        up, scrapes = gauge("window_ready"), counter("scrapes")
+        up, scrapes = rows("window_seconds"), rows("scrapes")
         up.add_metric([target], 1.0)
         scrapes.add_metric([target], 2)
         page.add([up, scrapes])
     lines = [line for line in b"".join(page.pieces()).decode().splitlines() if not line.startswith("# HELP")]
     assert lines == [
-        "# TYPE prefixwatch_window_ready gauge",
-        'prefixwatch_window_ready{target="a"} 1.0',
-        'prefixwatch_window_ready{target="b"} 1.0',
+        "# TYPE prefixwatch_window_seconds gauge",
+        'prefixwatch_window_seconds{target="a"} 1.0',
+        'prefixwatch_window_seconds{target="b"} 1.0',
         "# TYPE prefixwatch_scrapes_total counter",
         'prefixwatch_scrapes_total{target="a"} 2.0',
         'prefixwatch_scrapes_total{target="b"} 2.0',

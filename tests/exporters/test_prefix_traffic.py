@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporters.caches.prefix_traffic import MOST_BLOCKS, SPAN_SECONDS, BlockCounts, PrefixTraffic
-from exporters.caches.prefixes import PrefixSource
-from exporters.caches.prefixes_api import columns_document, prefixes_document
-from exporters.requests.seen import SeenRequest
-from kvcache.blocks import as_tokens, block_hashes
-from kvcache.request_record import RequestRecord
-from kvcache.table_feed import TableFeed
+from prefixwatch.exporters.caches.prefix_traffic import MOST_BLOCKS, SPAN_SECONDS, BlockCounts, PrefixTraffic
+from prefixwatch.exporters.caches.prefixes import PrefixSource
+from prefixwatch.exporters.caches.prefixes_api import columns_document, prefixes_document
+from prefixwatch.exporters.requests.request import Identity, Request
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes
+from prefixwatch.kvcache.events.table_feed import TableFeed
+from prefixwatch.kvcache.request_record import RequestRecord
 
 SYSTEM = [7] * 48
 
@@ -25,11 +25,11 @@ def blocks(tokens: list[int]) -> list[int]:
     return found
 
 
-def seen(
-    prompt: int | None, reused: int | None = None, at: float | None = None, outcome: str = "completed"
-) -> SeenRequest:
+def seen(prompt: int | None, reused: int | None = None, at: float | None = None, outcome: str = "completed") -> Request:
     record = RequestRecord(ended_unix_seconds=0.0, outcome=outcome, prompt_block=prompt, reused_block=reused)
-    return SeenRequest(record, time.monotonic() if at is None else at, "default", "none", outcome, "miss", None)
+    return Request(
+        record, time.monotonic() if at is None else at, Identity("m"), "default", "none", outcome, "miss", "", None
+    )
 
 
 def source_with(traffic: PrefixTraffic, *prompts: list[int]) -> PrefixSource:
@@ -110,9 +110,9 @@ def test_traffic_is_of_one_to_two_spans() -> None:
     traffic.record(seen(1, at=0.0))
     traffic.record(seen(2, at=SPAN_SECONDS))
 
-    assert traffic.counts(SPAN_SECONDS * 1.5).ended == {1: 1, 2: 1}
-    assert traffic.counts(SPAN_SECONDS * 2.5).ended == {2: 1}
-    assert traffic.counts(SPAN_SECONDS * 9).ended == {}
+    assert traffic.counts(SPAN_SECONDS * 1.5).both.ended == {1: 1, 2: 1}
+    assert traffic.counts(SPAN_SECONDS * 2.5).both.ended == {2: 1}
+    assert traffic.counts(SPAN_SECONDS * 9).both.ended == {}
 
 
 def test_requests_that_failed_or_have_no_blocks_are_not_placed() -> None:
@@ -120,7 +120,7 @@ def test_requests_that_failed_or_have_no_blocks_are_not_placed() -> None:
     traffic.record(seen(None, at=0.0))
     traffic.record(seen(1, at=0.0, outcome="failed"))
 
-    assert traffic.counts(0.0) == BlockCounts(Counter(), Counter(), unread=1)
+    assert traffic.counts(0.0).both == BlockCounts(Counter(), Counter(), unread=1)
 
 
 def test_memory_is_bounded_whatever_comes() -> None:
@@ -128,5 +128,5 @@ def test_memory_is_bounded_whatever_comes() -> None:
     for block in range(MOST_BLOCKS + 100):
         traffic.record(seen(block, at=0.0))
 
-    assert len(traffic.counts(0.0).ended) == MOST_BLOCKS
-    assert traffic.counts(0.0).unread == 100
+    assert len(traffic.counts(0.0).both.ended) == MOST_BLOCKS
+    assert traffic.counts(0.0).both.unread == 100

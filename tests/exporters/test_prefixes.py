@@ -15,17 +15,17 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
-from engines.kv_event_publisher import KvEventPublisher
-from exporters.app import running
-from exporters.caches.prefix_names import NamedPrefix
-from exporters.caches.prefixes import PrefixSource
-from exporters.caches.prefixes_api import UnknownNode, columns_document, prefixes_document, prefixes_handler
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.metrics_text import render
-from kvcache.block_table import Runs
-from kvcache.blocks import as_tokens, block_hashes
-from kvcache.table_feed import TableFeed
-from kvcache.table_kernel import STORED_AFTER, STORED_BARE
+from prefixwatch.engines.simulated.kv_event_publisher import KvEventPublisher
+from prefixwatch.exporters.app import running
+from prefixwatch.exporters.caches.prefix_names import NamedPrefix
+from prefixwatch.exporters.caches.prefixes import PrefixSource
+from prefixwatch.exporters.caches.prefixes_api import UnknownNode, columns_document, prefixes_document, prefixes_handler
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes
+from prefixwatch.kvcache.events.table_feed import TableFeed
+from prefixwatch.kvcache.index.block_table import Runs
+from prefixwatch.kvcache.index.table_layout import STORED_AFTER, STORED_BARE
 
 SYSTEM_PROMPT = [7] * 48
 FINGERPRINT = f"{int(block_hashes(as_tokens(SYSTEM_PROMPT))[-1]):016x}"
@@ -239,7 +239,7 @@ async def test_neither_salts_nor_tokens_leave_the_process(
     """Everything that the exporter serves and logs, after events with recognisable salts and token ids."""
     publisher = KvEventPublisher("tcp://127.0.0.1:*")
     base = await serve_pages({"/metrics": b"vllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n"})
-    target = TargetConfig(name="a", url=f"{base}/metrics", kv_events=publisher.endpoint)
+    target = TargetConfig(name="a", url=f"{base}/metrics", kv_events=(publisher.endpoint,))
     salted = stored([TOKEN] * 48, extra_keys=[[SALT], None, None], block_hashes=[1, 2, 3])
     chains = [f"{int(h):016x}" for h in block_hashes(as_tokens([TOKEN] * 48))]
     broken = stored([TOKEN] * 47, block_hashes=[1, 2, 3], cache_salt=SALT)
@@ -257,7 +257,7 @@ async def test_neither_salts_nor_tokens_leave_the_process(
                     async with session.get(exporter.url + path) as answer:
                         assert answer.status == 200
                         texts.append(await answer.text())
-            publisher.publish([broken])
+            publisher.publish([broken, {"type": "BlockRemoved", "block_hashes": SALT}])
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 while await asyncio.sleep(0.02, len(exporter.prefixes.table)):
                     """Until the batch that can't be read has come."""

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from exporters.probes.config import ProbeConfig
-from exporters.probes.findings import Findings, Pair
-from exporters.probes.plan import Spending, TargetPlan, TokenBudget, unique_prompt
-from exporters.probes.prefill_baseline import PrefillBaseline
-from exporters.probes.request import ProbeAnswer
+from prefixwatch.exporters.probes.config import ProbeConfig
+from prefixwatch.exporters.probes.findings import Findings, Pair
+from prefixwatch.exporters.probes.plan import Spending, TargetPlan, TokenBudget, unique_prompt
+from prefixwatch.exporters.probes.prefill_baseline import PrefillBaseline
+from prefixwatch.exporters.probes.request import ProbeAnswer
 
 
 def plan(*lengths: int, interval: float = 60.0, jitter: float = 0.0) -> TargetPlan:
@@ -171,6 +171,42 @@ def test_an_engine_that_leaves_out_a_0_means_0() -> None:
 def test_a_templates_opening_is_no_hit_and_more_is() -> None:
     assert pair(64, 992).was_cold
     assert flags(pair(512, 992))["cold_prompt_hit"] is True
+
+
+def test_hits_that_take_as_long_as_misses_are_none() -> None:
+    """The engine says that 992 tokens were cached, the clock says that nothing was."""
+    assert flags(*[pair(0, 992, (1.0, 1.0))] * 3)["hits_not_faster"] is True
+    assert flags(*[pair(0, 992)] * 3)["hits_not_faster"] is False
+    assert "hits_not_faster" not in flags(*[pair(0, 0, (1.0, 1.0))] * 3)
+
+
+@given(st.lists(st.integers(65, 4096), min_size=4, max_size=12), st.floats(0.0, 3.0), st.integers(0, 5_000))
+def test_the_hit_counter_is_held_against_what_the_repeats_report(
+    cached: list[int], counted: float, others: int
+) -> None:
+    """`counted` of each repeat's tokens are in the engine's counter, besides those of other requests."""
+    findings, total = Findings(), 7_000.0
+    for round_, tokens in enumerate(cached):
+        findings.counted_hits.counted(total, 60.0 * round_)
+        findings.counted_hits.reported(tokens, 60.0 * round_ + 1)
+        total += tokens * counted + others
+    findings.counted_hits.counted(total, 60.0 * len(cached))
+    expected = counted * sum(cached) + others * len(cached) < 0.5 * sum(cached)
+    assert findings.flags()["hits_not_counted"] is expected
+    both = findings.counted_hits.both
+    assert both is not None
+    assert both[0] == sum(cached)
+    assert both[1] == pytest.approx(total - 7_000.0)
+
+
+def test_a_restarted_or_unknown_counter_begins_again() -> None:
+    findings = Findings()
+    for total in (5_000.0, 6_000.0, 10.0):
+        findings.counted_hits.counted(total, 0.0)
+        findings.counted_hits.reported(992, 0.0)
+    assert findings.counted_hits.both is None
+    findings.counted_hits.counted(None, 100.0)
+    assert "hits_not_counted" not in findings.flags()
 
 
 def test_short_prompts_dont_say_whether_the_repeat_is_faster() -> None:

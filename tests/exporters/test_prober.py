@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from engines import fleet
-from engines.tiny_model import make_tiny_model
-from exporters.probes.prober import TENANT
-from router.app import create_app
-from router.config import RouterConfig
-from router.policies import make_policy
+from prefixwatch.engines import fleet
+from prefixwatch.engines.tiny_model import make_tiny_model
+from prefixwatch.exporters.probes.prober import TENANT
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.serving.router import create_app
 from tests.exporters.probing import MakeProbes
 
 BLOCK = 16
@@ -78,16 +78,17 @@ async def test_the_baseline_is_the_engines_step_time(engine: str, probes: MakePr
     """Three lengths in turn. What the model says is exact, what a busy machine adds is anybody's guess: it has room."""
     probed = probes(engine, prompt_tokens=[200, 800, 2400])
     await probed.rounds(9)
-    estimates = probed.prober.baseline.estimates()
-    assert list(estimates) == ["0-512", "512-2048", "2048-8192"]
+    estimates = probed.prober.baselines.estimates()
+    model = probed.prober.targets["w"].model
+    assert list(estimates) == [(model, length) for length in ("0-512", "512-2048", "2048-8192")]
     for estimate in estimates.values():
         expected = STEP_SECONDS + TOKEN_SECONDS * estimate.tokens
         assert expected <= estimate.seconds < 2 * expected + 0.3
-    line = probed.prober.baseline.line()
+    line = probed.prober.baselines.line()
     assert line is not None
     assert line.slope_seconds_per_token == pytest.approx(TOKEN_SECONDS, rel=0.6)
     page = probed.samples()
-    assert page["cold_prefill_baseline_seconds", "2048-8192"] == estimates["2048-8192"].seconds
+    assert page["cold_prefill_baseline_seconds", f"{model}/2048-8192"] == estimates[model, "2048-8192"].seconds
 
 
 async def test_salts_keep_the_canary_apart(engine: str, probes: MakeProbes) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from exporters.scraping.derive import derive_target
-from exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.signals import SignalStore
 
 Feed = Callable[..., SignalStore]
 

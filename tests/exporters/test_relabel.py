@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from exporters.discovery.relabel import RelabelRule, relabel
+from prefixwatch.exporters.discovery.relabel import RelabelRule, relabel
 
 POD = {"__address__": "10.0.0.7:8000", "__meta_kubernetes_pod_label_app": "vllm", "__meta_zone": "a"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +14,12 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from exporters.requests.ledger import PROBES, ROUTER, SPANS, RequestLedger
-from exporters.requests.router_records import doubts
-from exporters.requests.sessions import Place
-from exporters.requests.settings import Pricing, RequestSettings
-from kvcache.request_record import RequestRecord
-from slo.buckets import LATENCY_SECONDS
+from prefixwatch.exporters.requests.config import Pricing, RequestSettings
+from prefixwatch.exporters.requests.ledger import PROBES, ROUTER, SPANS, RequestLedger
+from prefixwatch.exporters.requests.request import Place
+from prefixwatch.exporters.requests.router_records import doubts
+from prefixwatch.kvcache.request_record import RequestRecord
+from prefixwatch.slo.buckets import LATENCY_SECONDS
 from tests.exporters.requests import TRACE, done, figures, ledger_of, refused
 
 
@@ -68,6 +69,8 @@ def test_counters_begin_at_0_when_records_are_read_so_that_the_first_bad_one_is_
     ledger = ledger_of()
     assert "requests_total" not in figures(ledger)  # nothing is read: absent, not 0
     ledger.expect(ROUTER)
+    assert "requests_total" not in figures(ledger)  # no model is known yet
+    ledger.serves("m", "w0")
     shown = figures(ledger)
     assert shown["requests_total"]["default", "failed"] == 0
     assert shown["slo_requests_total"]["availability", "bad"] == 0
@@ -186,7 +189,7 @@ def test_cold_prefills_cost_their_time_at_the_price() -> None:
 
 def test_with_a_baseline_waiting_is_not_paid_for_and_a_miss_has_its_cost() -> None:
     records = [done(ttft_seconds=0.5), done(cached_tokens=500, ttft_seconds=0.1)]
-    shown = figures(ledger_of(records, baseline=lambda tokens: tokens / 5000))
+    shown = figures(ledger_of(records, baseline=lambda model, tokens: tokens / 5000 if model == "m" else None))
     assert shown["cold_prefill_gpu_seconds_total"] == {(): 0.2}
     assert shown["prefix_miss_cost_ratio_sum"] == {(): 2.5}
     assert shown["prefill_saved_gpu_seconds_total"] == {(): 0.1}
@@ -197,6 +200,38 @@ def test_without_probes_the_fastest_tenth_of_the_misses_is_the_baseline() -> Non
     shown = figures(ledger_of([*misses, done(ttft_seconds=0.4)]))
     assert shown["prefix_miss_cost_ratio_count"] == {(): 1}
     assert shown["prefix_miss_cost_ratio_sum"] == {(): pytest.approx(2.0)}
+
+
+def missed(prompt: int, prefill: float, queue: float, migrate: float = 0.0, **more: Any) -> RequestRecord:
+    parts = {"miss_prefill_seconds": prefill, "miss_queue_seconds": queue, "miss_migrate_seconds": migrate}
+    return done(prompt_tokens=prompt, ttft_seconds=prefill + queue + migrate, **{**parts, **more})
+
+
+def test_the_cost_of_a_miss_by_part_and_prompt_length_over_five_minutes() -> None:
+    short = [missed(400, 0.04, 0.01 * k) for k in range(1, 6)]
+    long = [missed(4000, 0.4, 0.0, 0.1, cached_tokens=1600, reusable_tokens=3200)] * 5
+    ledger = ledger_of([*short, *long])
+
+    shown = figures(ledger)["miss_cost_seconds"]
+
+    assert shown["0-512", "prefill", "0.5"] == 0.04
+    assert (shown["0-512", "queue", "0.5"], shown["0-512", "queue", "0.95"]) == (0.03, 0.05)
+    assert shown["0-512", "total", "0.95"] == pytest.approx(0.09)
+    assert shown["2048-8192", "migrate", "0.95"] == 0.1
+    assert ledger.seconds_per_token("m") == pytest.approx((5 * 0.04 + 5 * 0.4) / (5 * 400 + 5 * 2400))
+    assert "miss_cost_seconds" not in figures(ledger, now_seconds=401.0)
+    assert "5 minutes" in ledger.document(401.0)["absent"]["miss_cost_seconds"]
+
+
+def test_hits_and_misses_without_parts_have_no_cost() -> None:
+    hits = [missed(1000, 0.01, 0.2, cached_tokens=992)] * 9
+    assert "miss_cost_seconds" not in figures(ledger_of([*hits, *[done()] * 9]))
+
+
+def test_sessions_moved_on_purpose_are_counted_by_what_decided() -> None:
+    moved = done(session="s", move="hard", move_why="no_connector", move_trigger="drain")
+    shown = figures(ledger_of([done(session="s"), moved]))
+    assert shown["session_moves_total"] == {("hard", "drain", "no_connector"): 1}
 
 
 def test_bucket_bounds_are_those_that_thresholds_are_held_to() -> None:
@@ -218,10 +253,9 @@ def test_openmetrics_carries_trace_ids_as_exemplars() -> None:
     registry.register(_Page(ledger_of([done(trace_id=TRACE, ttft_seconds=0.2)])))
     page: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]  # the library's, without types
     lines = page.decode().splitlines()
-    marked = [line for line in lines if line.startswith('prefixwatch_ttft_seconds_bucket{cache="miss",le="0.2"}')]
-    assert marked == [
-        f'prefixwatch_ttft_seconds_bucket{{cache="miss",le="0.2"}} 1.0 # {{trace_id="{TRACE}"}} 0.2 1700000000.0'
-    ]
+    bucket = 'prefixwatch_ttft_seconds_bucket{cache="miss",cluster="",le="0.2",model="m",namespace="",pool=""}'
+    marked = [line for line in lines if line.startswith(bucket)]
+    assert marked == [f'{bucket} 1.0 # {{trace_id="{TRACE}"}} 0.2 1700000000.0']
 
 
 def test_a_trace_id_that_is_too_long_for_an_exemplar_is_left_out() -> None:
@@ -265,7 +299,7 @@ def test_traces_that_the_router_told_are_known_to_who_reads_spans() -> None:
 
 
 def test_a_source_that_is_none_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'nobody' is no source of request records: use one of router, spans, probes"):
+    with pytest.raises(ValueError, match="'nobody' isn't a source of request records; use one of router"):
         ledger_of([done()], "nobody")
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from exporters.catalogue import shipped_catalogue
-from exporters.fleet import derive_fleet
-from exporters.metrics_text import render
-from exporters.scraping.derive import derive_target
-from exporters.scraping.exposition import metric_names
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.target import Target
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.fleet.derivation import derive_fleet
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.exposition import metric_names
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.target import Target
 
 Capture = Callable[[str], bytes]
 Feed = Callable[..., SignalStore]
@@ -61,7 +61,7 @@ def test_dynamos_tokens(store_of: StoreOf) -> None:
     assert store.totals_by("router_prompt_tokens", "model") == {("fake-model",): 311832.0}
     assert store.totals_by("router_delivered_hit_tokens", "model") == {("fake-model",): 261136.0}
     assert store.totals_by("router_predicted_hit_tokens", "model") == {("fake-model",): 253088.0}
-    (per_request,) = store.histograms("request_hit_tokens")[""]
+    (per_request,) = store.histograms("request_hit_tokens")[()]
     assert (per_request.count, per_request.total) == (600.0, 261136.0)
     assert per_request.counts[per_request.bounds.index(430.0)] == 19.0
 
@@ -107,10 +107,10 @@ def test_dynamos_decisions_are_in_seconds(store_of: StoreOf) -> None:
     """The page says milliseconds: 103.003672 of them in all, 294 of 600 up to 0.09."""
     steps = store_of("dynamo-frontend_1.6.1_kv").histograms("router_decision", "step")
     assert {step: one.count for step, (one,) in steps.items()} == dict.fromkeys(steps, 600.0)
-    assert {step: one.total for step, (one,) in steps.items()} == pytest.approx(
+    assert {step: one.total for (step,), (one,) in steps.items()} == pytest.approx(
         {"total": 0.103003672, "hash": 0.001908811, "lookup": 0.004325786, "choose": 0.095120038}
     )
-    (total,) = steps["total"]
+    (total,) = steps[("total",)]
     assert dict(zip(total.bounds, total.counts, strict=True))[0.09 * 0.001] == 294.0
 
 
@@ -147,7 +147,7 @@ def test_dynamos_numbers_on_our_own_page(capture: Capture, make_target: MakeTarg
     lines = render([make_target("frontend", capture("dynamo-frontend_1.6.1_kv").decode())])[0].decode().split("\n")
     assert 'prefixwatch_prefix_hit_tokens_total{model="fake-model",target="frontend",tier="unknown"} 261136.0' in lines
     assert 'prefixwatch_prefix_query_tokens_total{model="fake-model",target="frontend"} 311832.0' in lines
-    assert 'prefixwatch_requests_total{class="unclassified",outcome="completed"} 600.0' in lines
+    assert 'prefixwatch_requests_total{class="unclassified",model="fake-model",outcome="completed"} 600.0' in lines
     assert "prefixwatch_request_hit_tokens_sum 261136.0" in lines
     assert 'prefixwatch_router_decision_seconds_count{step="total"} 600.0' in lines
 

@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.http.client_config import ClientConfig
-from exporters.requests.router_records import RecordReader, RouterRecords
-from exporters.scraping.scrape import ScrapeFault
-from exporters.scraping.target import Target
-from kvcache.request_record import RequestPage, RequestRecord
+from prefixwatch.exporters.http.client_config import ClientConfig
+from prefixwatch.exporters.requests.router_records import RecordReader, RouterRecords
+from prefixwatch.exporters.scraping.scrape import ScrapeFault
+from prefixwatch.exporters.scraping.target import Target
+from prefixwatch.kvcache.request_record import RequestPage, RequestRecord
 from tests.exporters.requests import done, figures, ledger_of
 
 MakeTarget = Callable[..., Target]
@@ -127,22 +127,6 @@ async def test_a_record_that_would_take_counters_back_is_left_out(make_target: M
     await RouterRecords(ledger).read(target, log.get)
     assert figures(ledger)["tenant_hit_tokens_total"] == {("t" * 128,): 16}
     assert target.flags(0.0)["bad_records"] is True
-
-
-async def test_at_workers_that_two_routers_send_to_nobody_knows_what_a_tenant_owned(make_target: MakeTarget) -> None:
-    """What a tenant sent through the other router would pass for another tenant's."""
-    page = 'prefixwatch_router_in_flight{{worker="{0}"}} 0\nprefixwatch_router_worker_up{{worker="{0}"}} 1\n'
-    alone, one, two = (make_target(f"before {worker}", page.format(worker)) for worker in "xww")
-    log, ledger = Log(), ledger_of()
-    log.records = [done(worker="w", own_tokens=0, cached_tokens=512), done(worker="x", own_tokens=0, cached_tokens=512)]
-    records = RouterRecords(ledger, [alone, one, two])
-    await records.read(one, log.get)
-    assert ledger.document(0.0)["isolation"] == {
-        "violations": {}, "audited_requests": 0, "not_audited_requests": 2,
-    }  # fmt: skip
-    assert one.flags(0.0)["shared_workers"] is True
-    await records.read(alone, Log().get)
-    assert alone.flags(0.0)["shared_workers"] is False
 
 
 async def test_a_failed_read_is_counted_and_made_good_later(make_target: MakeTarget) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from exporters.fleet import derive_fleet
-from exporters.metrics_text import render
-from exporters.scraping.target import Target
+from prefixwatch.exporters.fleet.derivation import derive_fleet
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.scraping.target import Target
 
 MakeTarget = Callable[..., Target]
 Capture = Callable[[str], bytes]

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-import exporters.exporter as module
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.exporter import Exporter
-from exporters.scraping.target import Target
+import prefixwatch.exporters.targets as module
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.scraping.target import Target
+from prefixwatch.exporters.targets import TargetSet
 
 
 async def test_a_timer_that_rings_a_moment_early_brings_no_second_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,14 +24,15 @@ async def test_a_timer_that_rings_a_moment_early_brings_no_second_scrape(monkeyp
     async def scrape(target: Target) -> None:
         scraped_at.append(round(now, 1))
         if len(scraped_at) == 5:
-            exporter._loops.clear()  # as when the target goes
+            targets._loops.clear()  # as when the target is removed
 
-    exporter = Exporter(ExporterConfig(targets=(TargetConfig(name="a", url="http://a"),), interval_seconds=2))
+    config = ExporterConfig(targets=(TargetConfig(name="a", url="http://a"),), interval_seconds=2)
+    targets = TargetSet(config, shipped_catalogue(), scrape, lambda _: None)
+    targets.follow(config.targets)
     own = asyncio.current_task()
     assert own is not None
-    exporter._loops["a"] = own
-    monkeypatch.setattr(exporter, "scrape", scrape)
+    targets._loops["a"] = own
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(asyncio, "sleep", rings_early)
-    await exporter._loop(exporter.targets[0], first_in_seconds=0.0, phase_seconds=1.0)
+    await targets._loop(targets.targets[0], first_in_seconds=0.0, phase_seconds=1.0)
     assert scraped_at == [100.0, 101.0, 103.0, 105.0, 107.0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from exporters.requests.sessions import Place
-from exporters.requests.settings import RequestSettings
+from prefixwatch.exporters.requests.config import RequestSettings
+from prefixwatch.exporters.requests.request import Place
 from tests.exporters.requests import done, figures, ledger_of, refused
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from engines.simulated import SimulatedEngine, SimulatedEngineConfig
-from engines.step_time import StepTime
-from engines.tiny_model import make_tiny_model
-from exporters.app import running
-from exporters.caches.kv_events import KvEventCounts
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.exporter import Exporter
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig
+from prefixwatch.engines.tiny_model import make_tiny_model
+from prefixwatch.exporters.app import running
+from prefixwatch.exporters.caches.kv_events import KvEventCounts
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.exporter import Exporter
 
 TIMEOUT_SECONDS = 20.0
 
@@ -47,8 +47,8 @@ def exporter_config(engines: list[SimulatedEngine], tmp_path: Path) -> ExporterC
         TargetConfig(
             name=f"w{k}",
             url=f"{engine.url}/metrics",
-            kv_events=f"ipc://{tmp_path}/kv{k}",
-            kv_replay=f"ipc://{tmp_path}/replay{k}",
+            kv_events=(f"ipc://{tmp_path}/kv{k}",),
+            kv_replay=(f"ipc://{tmp_path}/replay{k}",),
         )
         for k, engine in enumerate(engines)
     )

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from exporters.catalogue import shipped_catalogue
-from exporters.scraping.derive import derive_target
-from exporters.scraping.exposition import metric_names
-from exporters.scraping.signals import SignalStore, range_bounds
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.exposition import metric_names
+from prefixwatch.exporters.scraping.plan import range_bounds
+from prefixwatch.exporters.scraping.signals import SignalStore
 
 Feed = Callable[..., SignalStore]
 
@@ -62,7 +63,7 @@ def test_llm_ds_old_and_new_names_are_one_signal(feed: Feed) -> None:
     store = feed(LLM_D, system="llm-d-epp")
     assert store.total("router_delivered_hit_tokens") == 30000.0
     assert store.total("router_prompt_tokens") == 50000.0
-    (per_request,) = store.histograms("request_hit_tokens")[""]
+    (per_request,) = store.histograms("request_hit_tokens")[()]
     assert (per_request.count, per_request.total) == (40.0, 30000.0)
 
 
@@ -125,7 +126,7 @@ def aibrix(**counts: int) -> str:
 def test_aibrixs_counters_of_ranges_are_a_histogram(feed: Feed) -> None:
     """Each counter is of its range alone, and ranges that saw nothing aren't written: 2-5 ms is known to be empty."""
     store = feed(aibrix(_1_2ms=10, _5_10ms=30, _10_20ms=60), system="aibrix-gateway")
-    (histogram_,) = store.histograms("ttft_seconds")[""]
+    (histogram_,) = store.histograms("ttft_seconds")[()]
     assert histogram_.bounds == (0.001, 0.002, 0.005, 0.01, 0.02, math.inf)
     assert histogram_.counts == (0.0, 10.0, 10.0, 40.0, 100.0, 100.0)
     assert histogram_.total is None
@@ -135,7 +136,7 @@ def test_aibrixs_counters_of_ranges_are_a_histogram(feed: Feed) -> None:
 
 def test_aibrixs_open_range_hides_the_tail(feed: Feed) -> None:
     page = aibrix(_0_1ms=1) + 'gateway_ttft_bucket_total{bucket="5000ms+",model="m",pod="p"} 9\n'
-    (histogram_,) = feed(page, system="aibrix-gateway").histograms("ttft_seconds")[""]
+    (histogram_,) = feed(page, system="aibrix-gateway").histograms("ttft_seconds")[()]
     assert (histogram_.counts[-1], histogram_.quantile(0.99)) == (10.0, None)
 
 
@@ -181,7 +182,7 @@ def test_mooncakes_client_counts_in_microseconds(feed: Feed) -> None:
     page = histogram("mooncake_transfer_get_latency", "", 2_500_000, _1000=1, _Inf=5).replace('"Inf"', '"+Inf"')
     page += "mooncake_transfer_read_bytes 4096\nmooncake_transfer_write_bytes 1024\n"
     store = feed(page, system="mooncake-client")
-    ((labels, (one,)),) = store.labelled_histograms("kv_transfer", "source", "destination").items()
+    ((labels, (one,)),) = store.histograms("kv_transfer", "source", "destination").items()
     assert (labels, one.bounds, one.total) == (("remote", "local"), (0.001, math.inf), 2.5)
     assert store.totals_by("kv_transfer_bytes", "source", "destination") == {
         ("remote", "local"): 4096.0,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from exporters.spans.decode import decode
-from exporters.spans.genai import Span, shipped_table
-from exporters.spans.requests import SpanRequests
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.spans.decode import decode
+from prefixwatch.exporters.spans.genai import Span, shipped_table
+from prefixwatch.exporters.spans.requests import SpanRequests
+from prefixwatch.kvcache.request_record import RequestRecord
 
 
 def spans_of(producer: str) -> list[Span]:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.spans.genai import Span, Value, shipped_table
-from exporters.spans.requests import SpanRefused, SpanRequests
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.spans.genai import Span, Value, shipped_table
+from prefixwatch.exporters.spans.requests import SpanRefused, SpanRequests
+from prefixwatch.kvcache.request_record import RequestRecord
 
 NOW = 1_700_000_000
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -13,14 +13,14 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engines import fleet
-from engines.fleet import EngineHandle
-from engines.tiny_model import make_tiny_model
-from exporters.app import running
-from exporters.errors import ExporterError
-from exporters.exporter import Exporter
-from kvcache.request_record import RequestRecord
-from stack.config import load_config
+from prefixwatch.engines import fleet
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.engines.tiny_model import make_tiny_model
+from prefixwatch.exporters.app import running
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.kvcache.request_record import RequestRecord
+from prefixwatch.stack.config import load_config
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 Page = dict[Key, float]
@@ -103,22 +103,25 @@ async def test_probes_reach_the_page_and_measure_the_misses(engine: EngineHandle
     probes = {"targets": [{"name": "w", "url": engine.url}], "prompt_tokens": [1000], "interval_seconds": 0.2}
     file = config_file(tmp_path, engine, {"probes": probes})
     async with aiohttp.ClientSession() as session, running(load_config(file, {}).exporter_config([])) as exporter:
-        repeated = ("probe_ttft_seconds_count", (("target", "w"), ("temperature", "repeat")))
+        repeated = ("probe_ttft_seconds_count", (("model", "tiny"), ("target", "w"), ("temperature", "repeat")))
         await page_with(session, exporter, repeated)
         assert exporter.prober is not None
         await exporter.prober.stop()  # so that the baseline stays what it is
         async with session.get(f"{exporter.url}/api/v1/fleet") as answer:
-            baseline = (await answer.json())["probes"]["cold_prefill_baseline"]["512-2048"]
+            (baseline,) = (await answer.json())["probes"]["cold_prefill_baseline"]
         tokens, twice_as_long = round(baseline["tokens"]), 2 * baseline["seconds"]
         miss = RequestRecord(
             time.time(), "completed", prompt_tokens=tokens, cached_tokens=0, ttft_seconds=twice_as_long
         )
         exporter.ledger.record(miss, "router")
         found = await page(session, exporter)
-    assert found["probe_cached_tokens", (("target", "w"), ("temperature", "cold"))] == 0
+    assert found["probe_cached_tokens", (("model", "tiny"), ("target", "w"), ("temperature", "cold"))] == 0
     assert found["prefix_miss_cost_ratio_count", ()] == 1
     assert found["prefix_miss_cost_ratio_sum", ()] == pytest.approx(2, rel=0.01)
-    assert found["cold_prefill_baseline_seconds", (("length", "512-2048"),)] == baseline["seconds"]
+    assert (
+        found["cold_prefill_baseline_seconds", (("length", "512-2048"), ("model", baseline["model"]))]
+        == baseline["seconds"]
+    )
     assert baseline["samples"] >= 1
 
 

@@ -12,10 +12,10 @@ import trustme
 from aiohttp import web
 from pydantic import ValidationError
 
-from exporters.config import ExporterConfig
-from exporters.exporter import Exporter
-from exporters.http.client_config import ClientConfig
-from exporters.scraping.scrape import Scraper
+from prefixwatch.exporters.config import ExporterConfig
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.http.client_config import ClientConfig
+from prefixwatch.exporters.scraping.scrape import Scraper
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]

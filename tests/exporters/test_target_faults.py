@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from exporters.config import ExporterConfig, Limits, TargetConfig
-from exporters.exporter import Exporter
-from exporters.scraping.scrape import Scrape
-from exporters.scraping.target import Target
+from prefixwatch.exporters.config import ExporterConfig, Limits, TargetConfig
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.scraping.target import Target
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporters.config import ExporterConfig
-from exporters.exporter import Exporter
-from exporters.metrics_text import render
-from exporters.scraping.scrape import Scrape
-from exporters.scraping.target import Target
+from prefixwatch.exporters.config import ExporterConfig
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.metrics_page.fleet_families import render
+from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.scraping.target import Target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ServePages = Callable[[dict[str, bytes | Handler]], Awaitable[str]]
@@ -67,7 +67,7 @@ class Fleet:
         for _ in range(scrapes):
             await self.exporter.scrape_all()
         one = self.exporter
-        return render(one.targets, "", one.sources, one.departed.holders())[0].decode()
+        return render(one.targets, "", one.sources, one.fleet.retired.holders())[0].decode()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def router(requests: int) -> str:
     """A page of our own router."""
     return (
         f'prefixwatch_router_requests_total{{worker="w",class="chat",outcome="ok"}} {requests}\n'
-        'prefixwatch_router_in_flight_requests{worker="w"} 1\n'
+        'prefixwatch_router_in_flight_requests{target="w"} 1\n'
     )
 
 
@@ -193,7 +193,7 @@ async def test_a_target_replaced_under_its_name_starts_a_new_window(fleet: Fleet
     assert fleet.exporter.targets[0].store.increase is not None
     await fleet.become(a=new)
     text = await fleet.metrics()
-    assert 'window_ready{target="a"} 0.0' in text
+    assert "prefixwatch_window_seconds" not in text
     assert "prefixwatch_prefix_hit_ratio" not in text
     assert 'prefix_query_tokens_total{model="m",target="a"} 100000.0' in text
 
@@ -204,7 +204,7 @@ async def test_a_target_that_comes_back_starts_a_new_window(fleet: Fleet) -> Non
     await fleet.metrics(scrapes=2)
     await fleet.become()
     await fleet.become(a=a)
-    assert 'window_ready{target="a"} 0.0' in await fleet.metrics()
+    assert "prefixwatch_window_seconds" not in await fleet.metrics()
 
 
 async def test_unchanged_targets_keep_their_windows_when_others_come_and_go(fleet: Fleet) -> None:
@@ -212,7 +212,7 @@ async def test_unchanged_targets_keep_their_windows_when_others_come_and_go(flee
     await fleet.become(a=a)
     await fleet.metrics(scrapes=2)
     await fleet.become(a=a, b=await fleet.page(vllm(1, 1)))
-    assert 'window_ready{target="a"} 1.0' in await fleet.metrics()
+    assert 'window_seconds{target="a"} ' in await fleet.metrics()
 
 
 async def test_another_system_at_the_same_address_does_not_take_the_fleet_s_counts_along(fleet: Fleet) -> None:
@@ -231,7 +231,7 @@ async def test_two_targets_of_one_name_are_told_and_one_is_scraped(fleet: Fleet)
     await until(lambda: bool(fleet.exporter.targets))
     (problem,) = fleet.exporter.service.document(0.0)["problems"]
     assert problem == (
-        f"two targets are called 'same': http://{a}/metrics is scraped, http://{b}/metrics is not; "
+        f"two targets have the name 'same': http://{a}/metrics is scraped, http://{b}/metrics is not; "
         "give them different `instance` labels"
     )
 
@@ -243,7 +243,7 @@ async def test_a_failed_look_keeps_the_targets_and_is_counted(fleet: Fleet) -> N
     text = await fleet.metrics()
     assert 'prefixwatch_discovered_targets{discovery="vllm/file_sd"} 1.0' in text
     assert 'prefixwatch_discovery_failures_total{discovery="vllm/file_sd"} 1.0' in text
-    assert 'prefixwatch_target_up{system="vllm",target="a"' in text
+    assert 'prefixwatch_target_up{model="m",system="vllm",target="a"' in text
 
 
 async def test_more_targets_than_the_limit_are_not_scraped(tmp_path: Path, serve_pages: ServePages) -> None:
@@ -252,7 +252,9 @@ async def test_more_targets_than_the_limit_are_not_scraped(tmp_path: Path, serve
     fleet = Fleet(file, serve_pages)
     await fleet.open(limits={"targets": 2})
     assert len(fleet.exporter.targets) == 2
-    assert "3 targets, limits.targets is 2" in fleet.exporter.service.document(0.0)["problems"][0]
+    assert (
+        "only the first 2 targets are used: see limits.targets" in fleet.exporter.service.document(0.0)["problems"][0]
+    )
     await fleet.exporter.close()
 
 
@@ -278,7 +280,7 @@ async def test_labels_say_what_a_target_is_and_where_it_stands(tmp_path: Path, s
     await exporter.open()
     (target,) = (target.config for target in exporter.targets)
     assert (target.name, target.url, target.system, target.model) == ("w0", "https://h:8000/metrics", "vllm", "m")
-    assert (target.kv_events, target.kv_replay) == ("tcp://h:5557", "tcp://h:5558")
+    assert (target.kv_events, target.kv_replay) == (("tcp://h:5557",), ("tcp://h:5558",))
     assert (target.zone, target.node) == ("eu-1a", "n7")
     assert target.labels == {"job": "j", "name": "w0", "team": "llm", "zone": "eu-1a", "node": "n7"} | {
         "filepath": str(file)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from exporters.catalogue import shipped_catalogue
-from exporters.scraping.derive import derive_target
-from exporters.scraping.exposition import metric_names
-from exporters.scraping.quality import missing_signals
-from exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.scraping.derive import derive_target
+from prefixwatch.exporters.scraping.exposition import metric_names
+from prefixwatch.exporters.scraping.quality import missing_signals
+from prefixwatch.exporters.scraping.signals import SignalStore
 
 Feed = Callable[..., SignalStore]
 Capture = Callable[[str], bytes]

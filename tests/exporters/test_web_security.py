@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ssl
-from collections.abc import AsyncIterator
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import bcrypt
@@ -14,12 +18,12 @@ import pytest
 import trustme
 import yaml
 
-from documents import DocumentError
-from exporters.app import running
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.errors import ExporterError
-from exporters.exporter import Exporter
-from exporters.http.web_config import WebSecurity
+from prefixwatch.documents import DocumentError
+from prefixwatch.exporters.app import running
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.errors import ExporterError
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.exporters.http.web_config import WebSecurity
 
 PASSWORD = "correct horse"
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
@@ -90,6 +94,72 @@ async def test_a_password_is_hashed_once_and_then_remembered(tmp_path: Path, mon
     monkeypatch.setattr(bcrypt, "checkpw", noted)
     answers = [await security.allows(basic("sre", word)) for word in (PASSWORD, "wrong", PASSWORD, "wrong")]
     assert (answers, hashed) == ([True, False, True, False], [PASSWORD.encode(), b"wrong"])
+
+
+@pytest.mark.parametrize(
+    ("user", "password"),
+    [("cheap", b"right"), ("cheap", b"wrong"), ("dear", b"wrong"), ("nobody", b"wrong"), ("dear", b"x" * 100),
+     ("cheap", b"a\0b"), ("", b"")],
+)  # fmt: skip
+async def test_every_login_takes_the_same_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, password: bytes
+) -> None:
+    """L2: bcrypt's rounds, added up, don't say whether there is such a user."""
+    users = {name: bcrypt.hashpw(b"right", bcrypt.gensalt(cost)).decode() for name, cost in (("cheap", 4), ("dear", 7))}
+    security = WebSecurity(web_config(tmp_path, basic_auth_users=users))
+    rounds: list[int] = []
+
+    def counted(work: Callable[[bytes, bytes], Any]) -> Callable[[bytes, bytes], Any]:
+        def call(word: bytes, salt_or_hash: bytes) -> Any:
+            rounds.append(2 ** int(salt_or_hash.split(b"$")[2]))
+            return work(word, salt_or_hash)
+
+        return call
+
+    monkeypatch.setattr(bcrypt, "checkpw", counted(bcrypt.checkpw))
+    monkeypatch.setattr(bcrypt, "hashpw", counted(bcrypt.hashpw))
+    allowed = await security.allows("Basic " + base64.b64encode(user.encode() + b":" + password).decode())
+    assert (allowed, sum(rounds)) == ((user, password) == ("cheap", b"right"), 2**7)
+
+
+async def test_new_logins_beyond_what_can_be_checked_are_turned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L3: known logins go on, and nobody waits behind a hundred wrong ones."""
+    async with serving(web_config(tmp_path, basic_auth_users={"sre": HASH})) as exporter:
+        assert await status(exporter, basic("sre", PASSWORD)) == 200
+        free, check = threading.Event(), bcrypt.checkpw
+
+        def slow(password: bytes, known: bytes) -> bool:
+            free.wait(60)
+            return check(password, known)
+
+        monkeypatch.setattr(bcrypt, "checkpw", slow)
+        guesses = [asyncio.create_task(status(exporter, basic("sre", f"guess {k}"))) for k in range(100)]
+        turned_away, _ = await asyncio.wait(guesses, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert {task.result() for task in turned_away} == {503}
+        assert await status(exporter, basic("sre", PASSWORD)) == 200
+        free.set()
+        assert Counter(await asyncio.gather(*guesses)) == {401: 32, 503: 68}
+
+
+@pytest.mark.parametrize(
+    ("headers", "answer"),
+    [
+        ({}, 200),
+        ({"Origin": "{own}"}, 200),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+async def test_a_page_of_another_site_reloads_nothing(tmp_path: Path, headers: dict[str, str], answer: int) -> None:
+    """L8: a browser sends the request for whatever page asks it to."""
+    async with serving(web_config(tmp_path)) as exporter, aiohttp.ClientSession() as session:
+        sent = {name: value.format(own=exporter.url) for name, value in headers.items()}
+        async with session.post(f"{exporter.url}/-/reload", headers=sent) as response:
+            assert response.status == answer
 
 
 async def test_https_with_the_configured_certificate(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.scraping.derive import NO_WINDOW, derive_target
-from exporters.scraping.signals import SignalStore
-from exporters.scraping.window import CounterBank, LoadWindow, Window
+from prefixwatch.exporters.scraping.derive import NO_WINDOW, derive_target
+from prefixwatch.exporters.scraping.signals import SignalStore
+from prefixwatch.exporters.scraping.window import CounterBank, LoadWindow, Window
 
 Feed = Callable[..., SignalStore]
 

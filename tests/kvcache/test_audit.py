@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvcache.audit import IndexAudit
-from kvcache.blocks import Hashes
-from kvcache.index import BlockIndex
+from prefixwatch.kvcache.blocks import Hashes
+from prefixwatch.kvcache.index.audit import IndexAudit
+from prefixwatch.kvcache.index.block_index import BlockIndex
 
 PROMPT: Hashes = np.arange(1, 17, dtype=np.uint64)
 

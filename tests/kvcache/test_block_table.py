@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcache.block_table import REGRET_SECONDS, BlockTable, Runs, WorkerBlocks
-from kvcache.blocks import as_tokens, block_hashes, content_hashes, namespace_root
-from kvcache.table_kernel import REMOVED, STORED_AFTER, STORED_BARE, STORED_UNDER
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes, content_hashes, namespace_root
+from prefixwatch.kvcache.index import block_table
+from prefixwatch.kvcache.index.block_table import REGRET_SECONDS, BlockTable, Runs, WorkerBlocks
+from prefixwatch.kvcache.index.table_layout import REMOVED, STORED_AFTER, STORED_BARE, STORED_UNDER
 
 WORKERS = ["w0", "w1", "w2"]
 PROMPTS = [[*range(16)], [*range(8), *([9] * 8)], [*range(4), *([7] * 12)], [5] * 16]
@@ -196,7 +198,7 @@ def test_what_happened_before_anybody_counted_is_held_and_not_counted() -> None:
 
 
 def test_remembered_evictions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcache.block_table._EVICTIONS_REMEMBERED", 16)
+    monkeypatch.setattr("prefixwatch.kvcache.index.block_table._EVICTIONS_REMEMBERED", 16)
     worker = BlockTable().join("w")
     tokens = as_tokens(range(200))
     names = np.arange(1, 101, dtype=np.uint64)
@@ -308,8 +310,8 @@ def test_a_block_costs_less_than_200_bytes(openings: list[int] | None) -> None:
 
 
 _SCENARIO = """
-from kvcache.block_table import BlockTable
-from kvcache.table_kernel import COMPILED
+from prefixwatch.kvcache.index.block_table import BlockTable
+from prefixwatch.kvcache.index.table_kernel import COMPILED
 from test_block_table import held_by, parents, remove, store
 
 table = BlockTable()
@@ -326,10 +328,36 @@ print(a.duplicate_tokens, a.lost_tokens)
 
 
 def test_without_numba_everything_is_the_same() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.getcwd()])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.getcwd(), f"{os.getcwd()}/src"]),
+    }
     told = []
     for head in ("", "import sys; sys.modules['numba'] = None"):
         command = [sys.executable, "-W", "error::RuntimeWarning", "-c", head + _SCENARIO]
         told.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert told[0].startswith("True [(")
     assert told[1] == told[0].replace("True", "False", 1)
+
+
+def test_threads_that_warm_up_at_once_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one through freezes the kernels: one still at it would end with `compilation disabled`, and with it
+    the watcher of a target's KV events."""
+    inside, met, go_on = [], [], Event()
+
+    def compile_all() -> None:
+        inside.append(True)
+        if len(inside) == 2:
+            go_on.set()
+        go_on.wait(0.2)  # for the other thread, which must not come
+        met.append(len(inside))
+        inside.pop()
+
+    monkeypatch.setattr(block_table, "_compile_all", compile_all)
+    threads = [Thread(target=block_table.warm_up) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert met == [1, 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcache.blocks import as_tokens, block_hashes, chain, content_hashes, multimodal_key, namespace_root
+from prefixwatch.kvcache import blocks
+from prefixwatch.kvcache.blocks import (
+    TokenIdsError,
+    as_tokens,
+    block_hashes,
+    chain,
+    content_hashes,
+    multimodal_key,
+    namespace_root,
+)
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["dynamo_xxh3"]
 TOKEN = st.integers(0, 2**32 - 1)
@@ -125,3 +136,44 @@ def test_a_chain_continues_from_its_parent() -> None:
     tokens = as_tokens(range(160))
     whole = block_hashes(tokens).tolist()
     assert block_hashes(tokens[64:], root=whole[3]).tolist() == whole[4:]
+
+
+def nested(depth: int) -> Any:
+    ids: Any = list(range(32))
+    for _ in range(depth):
+        ids = [ids]
+    return ids
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [*(nested(depth) for depth in (1, 2, 9, 20, 31, 64, 90)), [[1], [1, 2]], [1, [2]], [1.5], ["1"], [None], [True]],
+)
+def test_anything_but_a_flat_list_of_integers_is_refused(ids: Any) -> None:
+    """A prompt nested 9 deep froze a router for 93 seconds (H1): each depth was compiled for."""
+    with pytest.raises(TokenIdsError, match="token ids must be"):
+        as_tokens(ids)
+
+
+def test_kernels_compile_for_nothing_else() -> None:
+    pytest.importorskip("numba")
+    from prefixwatch.kvcache import xxh3_kernel  # noqa: PLC0415  # only with numba
+
+    with pytest.raises(TypeError, match="No matching definition"):
+        xxh3_kernel._chain(np.zeros((2, 8), dtype=np.uint64), 8, False, np.uint64(0), np.uint64(0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TOKEN, max_size=200), st.sampled_from([1, 2, 16, 32, 64]), ROOT)
+def test_without_numba_hashes_are_the_same(tokens: list[int], block_size: int, root: int | None) -> None:
+    array = as_tokens(tokens)
+    expected = block_hashes(array, block_size, root=root)
+    assert blocks._chain_of_tokens(array, block_size, root).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("module", ["exporters.app", "router.serving.app", "kvcache.events.feed"])
+def test_importing_loads_no_compiler(module: str) -> None:
+    """numba is 60 MB of memory and half a second; an exporter without KV events never hashes."""
+    script = f"import sys, prefixwatch.{module}; print([name for name in ('numba', 'llvmlite') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

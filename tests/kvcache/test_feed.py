@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvcache.blocks import as_tokens, block_hashes, multimodal_key, namespace_root
-from kvcache.events import Tier
-from kvcache.feed import PARK_SECONDS, Applied, FeedCounters, Replay, WorkerFeed
-from kvcache.index import BlockIndex
-from kvcache.placement import BlockSizeMismatch
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes, multimodal_key, namespace_root
+from prefixwatch.kvcache.events.block_mapping import BlockSizeMismatch
+from prefixwatch.kvcache.events.feed import PARK_SECONDS, Applied, FeedCounters, Replay, WorkerFeed
+from prefixwatch.kvcache.events.wire import Tier
+from prefixwatch.kvcache.index.block_index import BlockIndex
 
 PROMPT = list(range(1, 161))
 OURS = block_hashes(as_tokens(PROMPT)).tolist()
@@ -367,3 +367,51 @@ def test_the_index_holds_exactly_what_the_engine_does(
     for sequence in (k for k in resent if k < len(sent)):
         bench.feed.apply(sequence, sent[sequence], 0.0)
     assert bench.depth() == held * engine_size // our_size
+
+
+MAMBA = {"group_idx": 1, "kv_cache_spec_kind": "mamba"}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"block_hashes": [7], "token_ids": list(range(3840)), "block_size": 768},  # one hash for a chunk of five blocks
+        {"block_hashes": [7], "token_ids": None, "block_size": 0},
+        {"block_hashes": None, "token_ids": [2**40], "block_size": "x"},
+    ],
+)
+def test_recurrent_groups_of_a_hybrid_model_are_ignored_whatever_their_shape(
+    bench: Bench, broken: dict[str, Any]
+) -> None:
+    """Infera#98, aibrix#2384, dynamo#12169 (N08): the attention group of the same batch is indexed, nothing is
+    dropped."""
+    attention: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    recurrent = {**bench.run(0, 1), **broken, **MAMBA}
+    for first in (0, 2, 4):
+        done = bench.send(recurrent, bench.run(first, first + 2, **attention), recurrent)
+        assert (done.cleared, len(done.stored)) == (False, 2)
+    bench.send({"type": "BlockRemoved", "block_hashes": "x", "medium": "GPU", "group_idx": 1})
+    counters = bench.feed.counters
+    assert (bench.depth(), counters.cleared, counters.malformed_batches, counters.malformed_events) == (6, 0, 0, 0)
+    assert counters.ignored_events == 7
+    assert bench.feed.unreadable is None
+
+
+def test_stored_blocks_that_cannot_be_read_are_left_out_and_said(bench: Bench) -> None:
+    """Leaving them out only makes the index claim less, so nothing is dropped, however often it happens."""
+    bench.send(bench.run(0, 2))
+    for broken in ({"token_ids": [1, 2, 3]}, {"token_ids": "x"}, {"block_size": 0}, {"token_ids": [2**32] * 32}):
+        done = bench.send({**bench.run(2, 4), **broken}, bench.run(2, 3))
+        assert not done.cleared
+    counters = bench.feed.counters
+    assert (bench.depth(), counters.malformed_events, counters.malformed_batches, counters.cleared) == (3, 4, 0, 0)
+    assert bench.feed.unreadable is not None
+    assert "token id" in bench.feed.unreadable
+
+
+@pytest.mark.parametrize("event", [{"type": "BlockRemoved"}, 7, {"block_hashes": [100]}])
+def test_what_may_have_been_a_removal_drops_the_worker(bench: Bench, event: Any) -> None:
+    bench.send(bench.run(0, 2))
+    done = bench.send(event)
+    assert (done.cleared, bench.depth(), bench.feed.counters.malformed_batches) == (True, 0, 1)
+    assert bench.feed.unreadable is not None

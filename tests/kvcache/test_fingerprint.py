@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engines.tiny_model import make_tiny_model
-from kvcache.blocks import block_hashes, namespace_root
-from kvcache.fingerprint import system_prompt_fingerprint, text_fingerprint
-from kvcache.tokenizer import Tokenizer, TokenizerError
+from prefixwatch.engines.tiny_model import make_tiny_model
+from prefixwatch.kvcache.blocks import block_hashes, namespace_root
+from prefixwatch.kvcache.fingerprint import system_prompt_fingerprint, text_fingerprint
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer, TokenizerError
 
 SYSTEM_PROMPT = "You answer questions of customers. Be brief, be kind, and never promise a refund. " * 4
 

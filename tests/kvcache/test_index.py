@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvcache.blocks import Hashes, as_tokens, block_hashes
-from kvcache.index import BlockIndex
+from prefixwatch.kvcache.blocks import Hashes, as_tokens, block_hashes
+from prefixwatch.kvcache.index.block_index import BlockIndex
 
 WORKERS = ["w0", "w1", "w2", "w3", "w4"]
 PROMPTS = [block_hashes(as_tokens([*range(64), *([9] * 64)]), 8), block_hashes(as_tokens(range(128)), 8)]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.blocks import as_tokens, block_hashes
-from kvcache.prediction import longest_common_blocks, prediction_cause
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes
+from prefixwatch.kvcache.prediction import longest_common_blocks, prediction_cause
 
 SHORT_PROMPTS = st.lists(st.integers(0, 1), max_size=40)
 

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcache.block_table import BlockTable, Runs
-from kvcache.blocks import block_hashes, content_hashes
-from kvcache.prefix_tree import NO_PARENT, PrefixTree, prefix_tree
-from kvcache.table_kernel import REMOVED, STORED_AFTER, STORED_BARE
+from prefixwatch.kvcache.blocks import block_hashes, content_hashes
+from prefixwatch.kvcache.index.block_table import BlockTable, Runs
+from prefixwatch.kvcache.index.prefix_tree import NO_PARENT, PrefixTree, prefix_tree
+from prefixwatch.kvcache.index.table_layout import REMOVED, STORED_AFTER, STORED_BARE
 
 BLOCK = 4
 

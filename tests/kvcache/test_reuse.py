@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.blocks import Hashes
-from kvcache.reuse import ReuseProfile, reuse_profile
+from prefixwatch.kvcache.blocks import Hashes
+from prefixwatch.kvcache.reuse import ReuseProfile, reuse_profile
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "mooncake"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the public Mooncake traces are not in {TRACES}")

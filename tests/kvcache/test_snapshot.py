@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.index import BlockIndex
-from kvcache.snapshot import PollInterval, SnapshotDiff, SnapshotWriter, next_interval_seconds
+from prefixwatch.kvcache.events.snapshot import PollInterval, SnapshotDiff, SnapshotWriter, next_interval_seconds
+from prefixwatch.kvcache.index.block_index import BlockIndex
 
 KEYS = st.sets(st.integers(0, 20))
 

@@ -12,9 +12,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kvcache.feed import Applied, WorkerFeed
-from kvcache.index import BlockIndex
-from kvcache.subscriber import KvEventSubscriber, engine_connects
+from prefixwatch.kvcache.events.feed import Applied, WorkerFeed
+from prefixwatch.kvcache.events.subscriber import KvEventSubscriber, engine_connects
+from prefixwatch.kvcache.index.block_index import BlockIndex
 
 PROMPT = list(range(1, 161))
 TIMEOUT_SECONDS = 10.0
@@ -283,10 +283,10 @@ class Told(logging.Handler):
 
 async def test_an_endpoint_that_cannot_be_used_is_said_and_tried_again(rig: Rig) -> None:
     told = Told()
-    logging.getLogger("kvcache.subscriber").addHandler(told)
+    logging.getLogger("prefixwatch.kvcache.events.subscriber").addHandler(told)
     subscriber = rig.subscribe(endpoint="tcp://*:5557", replay=False)
     await asyncio.wait_for(told.event.wait(), TIMEOUT_SECONDS)
-    logging.getLogger("kvcache.subscriber").removeHandler(told)
+    logging.getLogger("prefixwatch.kvcache.events.subscriber").removeHandler(told)
     assert subscriber.failure is not None
     assert "can't connect to its KV events at tcp://*:5557" in subscriber.failure
     assert rig.task is not None

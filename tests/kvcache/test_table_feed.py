@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvcache.block_table import BlockTable
-from kvcache.blocks import as_tokens, block_hashes, multimodal_key, namespace_root
-from kvcache.event_sequence import EventSequence, Replay
-from kvcache.feed import WorkerFeed
-from kvcache.index import BlockIndex
-from kvcache.table_feed import TableFeed
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes, multimodal_key, namespace_root
+from prefixwatch.kvcache.events.feed import WorkerFeed
+from prefixwatch.kvcache.events.sequence import EventSequence, Replay
+from prefixwatch.kvcache.events.table_feed import TableFeed
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.kvcache.index.block_table import BlockTable
 
 PROMPT = list(range(1, 161))
 OURS = block_hashes(as_tokens(PROMPT)).tolist()
@@ -76,7 +76,7 @@ def test_equal_blocks_of_several_engines_are_one(bench: Bench) -> None:
         ({"cache_salt": "tenantA"}, namespace_root("tenantA")),
         ({"lora_name": "ada", "extra_keys": [["ada", "s"], ["ada"], ["ada"]]}, namespace_root("s", "ada")),
         ({"lora_id": 3}, namespace_root(None, "lora_id=3")),
-        ({"cache_salt": "s", "extra_key": "k"}, namespace_root("1:ks")),
+        ({"cache_salt": "s", "extra_key": "k"}, namespace_root("s", extra_key="k")),
     ],
 )
 def test_tenants_and_adapters_share_nothing(bench: Bench, fields: dict[str, Any], root: int) -> None:

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from kvcache.blocks import as_tokens, block_hashes
-from kvcache.segments import segment_cache
-from kvcache.tokenizer import Tokenizer, TokenizerError
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes
+from prefixwatch.kvcache.prompts.segments import segment_cache
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer, TokenizerError
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -143,7 +143,7 @@ def test_templates_have_what_transformers_documents(
     [
         ("hi", "hi"),
         (None, ""),
-        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}, "b"], "a\nb"),
+        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}, "b"], "\na\nb"),
         ([{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "no"}], "a\nno"),
         ([], ""),
     ],
@@ -306,6 +306,19 @@ def test_a_shared_system_prompt_is_encoded_once(model: Callable[..., Tokenizer])
     segments = tokenizer.segments
     assert segments is not None
     assert (segments.hits, segments.misses) == (10, 5)
+
+
+def test_what_one_namespace_sent_is_never_found_encoded_by_another(model: Callable[..., Tokenizer]) -> None:
+    """A piece that is found takes a tenth of the time, and who can time it learns that another tenant sent it."""
+    tokenizer = model()
+    assert tokenizer.segments is not None
+    counted = []
+    for namespace in ("salt a", "salt b", "", "salt a"):
+        before = tokenizer.segments.hits
+        tokens = tokenizer.encode_chat(USER, namespace, **{"namespace": "a client's own argument of the template"})
+        assert tokens.tolist() == tokenizer.encode(tokenizer.render_chat(USER)).tolist()
+        counted.append(tokenizer.segments.hits - before)
+    assert counted[0] == counted[1] == counted[2] < counted[3]
 
 
 def test_the_cache_stays_within_its_bytes(tmp_path: Path) -> None:

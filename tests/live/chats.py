@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from engines.tiny_model import words
+from prefixwatch.engines.tiny_model import words
 
 
 @dataclass(slots=True)

@@ -15,13 +15,28 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from engines import fleet
-from engines.fleet import EngineHandle
-from engines.tiny_model import default_model_dir, words
-from kvcache.tokenizer import Tokenizer
+from prefixwatch.engines import fleet
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.engines.tiny_model import default_model_dir, words
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from tests.live.chats import Writer
 
 ENGINES = 2
+
+
+@pytest.fixture(scope="module")
+def sharing(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineHandle]]:
+    """Two more engines, whose connectors keep KV in one folder."""
+    folder = tmp_path_factory.mktemp("sharing")
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder / "store")},
+    }
+    arguments = ("--kv-transfer-config", json.dumps(connector))
+    handles = asyncio.run(fleet.start_vllm(2, model_dir, folder, extra_arguments=arguments))
+    yield handles
+    asyncio.run(fleet.stop(handles))
 
 
 @dataclass(frozen=True, slots=True)

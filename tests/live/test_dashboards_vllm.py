@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.fleet import EngineHandle
-from engines.tiny_model import MODEL_NAME
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.engines.tiny_model import MODEL_NAME
 from tests.stack.dashboard_stack import FEW, Engine, answered, faults, observed, short_folder, without_answer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prometheus]

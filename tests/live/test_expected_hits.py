@@ -9,14 +9,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from documents import parse
-from engines.fleet import EngineHandle
-from kvcache.tokenizer import Tokenizer
-from loadgen.plan import PlannedRequest, expected_hit_tokens
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.scenario import Scenario
-from loadgen.served_tokenizer import ServedTokenizer
+from prefixwatch.documents import parse
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.kvcache.cache_class import reusable_part
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.plan.request import PlannedRequest
+from prefixwatch.loadgen.scenario.model import Scenario
+from prefixwatch.loadgen.sending.served_tokenizer import ServedTokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -73,7 +74,7 @@ async def test_a_real_engine_hits_what_the_plan_says(
         usage = await usage_of(session, engine.url, request)
         assert usage["prompt_tokens"] == request.prompt_tokens
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        expected = expected_hit_tokens(request.shared_tokens, request.prompt_tokens, engine.block_size)
+        expected = reusable_part(request.shared_tokens, request.prompt_tokens, engine.block_size)
         assert abs(cached - expected) <= engine.block_size
         hits += cached
     assert len(plan.requests) > 12
@@ -115,6 +116,6 @@ async def test_prompts_made_by_the_engines_own_tokenize_are_exact(
         assert usage["prompt_tokens"] == request.prompt_tokens
         assert request.prompt_tokens == len(tokenizer.encode_chat(request.messages, tools=request.tools))
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        expected = expected_hit_tokens(request.shared_tokens, request.prompt_tokens, engine.block_size)
+        expected = reusable_part(request.shared_tokens, request.prompt_tokens, engine.block_size)
         assert abs(cached - expected) <= engine.block_size
     assert served.questions < 60

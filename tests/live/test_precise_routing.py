@@ -15,11 +15,11 @@ import zmq
 import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from engines import fleet
-from engines.fleet import EngineHandle
-from engines.process import ManagedProcess, free_port
-from router.config import CacheViewConfig, HealthConfig, PolicyConfig, RouterConfig, WorkerConfig
-from stack.fleet import as_workers, start_router
+from prefixwatch.engines import fleet
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.engines.process import ManagedProcess, free_port
+from prefixwatch.router.config import CacheViewConfig, HealthConfig, PolicyConfig, RouterConfig, WorkerConfig
+from prefixwatch.stack.local.fleet import as_workers, start_router
 from tests.live.chats import Answer, Client, Writer
 
 pytestmark = pytest.mark.vllm
@@ -205,7 +205,7 @@ async def test_a_lost_event_is_replayed(
 ) -> None:
     """llm-d/llm-d-router#1737, kvcache-ai/Mooncake#3616 (RT14): unnoticed, the index drifts for good."""
     [worker] = as_workers(engines[:1])
-    client = await start([worker.model_copy(update={"kv_events": f"{worker.kv_events}.relay"})])
+    client = await start([worker.model_copy(update={"kv_events": (f"{worker.kv_events[0]}.relay",)})])
     metrics = Metrics(client)
     await metrics.until("kv_events_connected", worker.name, lambda connected: connected == 1, 5)
     first, hidden, next_one = (writer.conversation(writer.text(300)) for _ in range(3))

@@ -13,19 +13,19 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from engines import fleet
-from engines.fleet import EngineHandle
-from engines.process import free_port
-from exporters.http.client import Credentials
-from exporters.probes.config import ProbeConfig
-from exporters.probes.prober import Prober
-from exporters.spans.config import OtlpConfig
-from exporters.spans.receiver import OtlpReceiver
-from kvcache.request_record import RequestRecord
-from kvcache.tokenizer import Tokenizer
-from router.app import create_app
-from router.config import RouterConfig
-from router.policies import make_policy
+from prefixwatch.engines import fleet
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.engines.process import free_port
+from prefixwatch.exporters.http.credentials import Credentials
+from prefixwatch.exporters.probes.config import ProbeConfig
+from prefixwatch.exporters.probes.prober import Prober
+from prefixwatch.exporters.spans.config import OtlpConfig
+from prefixwatch.exporters.spans.receiver import OtlpReceiver
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.kvcache.request_record import RequestRecord
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.serving.router import create_app
 from tests.live.conftest import MakePrompt
 
 pytestmark = pytest.mark.vllm
@@ -87,7 +87,7 @@ async def listening(app: web.Application, port: int = 0) -> AsyncIterator[str]:
 @asynccontextmanager
 async def receiving(port: int, settle_seconds: float = 3.0) -> AsyncIterator[Ledger]:
     ledger = Ledger()
-    receiver = OtlpReceiver(OtlpConfig(settle_seconds=settle_seconds), ledger)
+    receiver = OtlpReceiver(OtlpConfig(settle_seconds=settle_seconds), ledger.record)
     app = web.Application()
     app.add_routes(receiver.routes())
     async with listening(app, port):
@@ -100,7 +100,7 @@ async def receiving(port: int, settle_seconds: float = 3.0) -> AsyncIterator[Led
 async def probing(engine: EngineHandle, **config: Any) -> AsyncIterator[tuple[Prober, Ledger]]:
     ledger = Ledger()
     document = {"targets": [{"name": "w", "url": engine.url}], **config}
-    prober = Prober(ProbeConfig.model_validate(document), ledger, lambda _: None, Credentials())
+    prober = Prober(ProbeConfig.model_validate(document), ledger.record, lambda _: None, Credentials())
     yield prober, ledger
     await prober.stop()
 
@@ -121,7 +121,7 @@ async def test_a_probe_misses_and_its_repeat_hits_all_full_blocks(traced_engine:
     assert statistics.median(times[0]) > statistics.median(times[1])
     flags = state.findings.flags()
     assert (flags["caching_off"], flags["cached_tokens_unreported"], flags["cold_prompt_hit"]) == (False, False, False)
-    line = prober.baseline.line()
+    line = prober.baselines.line()
     assert line is not None
     assert line.slope_seconds_per_token > 0
 

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from engines.fleet import EngineHandle
-from engines.process import ManagedProcess, free_port
-from exporters.requests.ledger import ROUTER, RequestLedger
-from kvcache.request_record import RequestPage
-from kvcache.tokenizer import Tokenizer
-from router.config import IsolationConfig, PolicyConfig, RouterConfig, TenantsConfig
-from stack.fleet import as_workers, start_router
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.engines.process import ManagedProcess, free_port
+from prefixwatch.exporters.requests.ledger import ROUTER, RequestLedger
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.kvcache.request_record import RequestPage
+from prefixwatch.router.config import IsolationConfig, PolicyConfig, RouterConfig, TenantsConfig
+from prefixwatch.stack.local.fleet import as_workers, start_router
 from tests.live.conftest import MakePrompt
 
 pytestmark = pytest.mark.vllm

@@ -12,15 +12,15 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from engines.fleet import EngineHandle
-from engines.process import free_port
-from exporters.app import running
-from exporters.config import ExporterConfig, TargetConfig
-from kvcache.blocks import block_hashes, namespace_root
-from kvcache.index import BlockIndex
-from kvcache.tokenizer import Tokenizer
-from router.config import CacheViewConfig, PolicyConfig, RouterConfig
-from stack.fleet import as_workers, start_router
+from prefixwatch.engines.fleet import EngineHandle
+from prefixwatch.engines.process import free_port
+from prefixwatch.exporters.app import running
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.kvcache.blocks import block_hashes, namespace_root
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.router.config import CacheViewConfig, PolicyConfig, RouterConfig
+from prefixwatch.stack.local.fleet import as_workers, start_router
 from tests.live.chats import Answer, Client, Writer
 
 pytestmark = pytest.mark.vllm

@@ -15,13 +15,13 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from engines.fleet import EngineHandle, reset_caches
-from engines.process import ProcessFailed, group_members
-from kvcache.blocks import Hashes, block_hashes, namespace_root
-from kvcache.feed import WorkerFeed
-from kvcache.index import BlockIndex
-from kvcache.subscriber import KvEventSubscriber
-from kvcache.tokenizer import Tokenizer
+from prefixwatch.engines.fleet import EngineHandle, reset_caches
+from prefixwatch.engines.process import ProcessFailed, group_members
+from prefixwatch.kvcache.blocks import Hashes, block_hashes, namespace_root
+from prefixwatch.kvcache.events.feed import WorkerFeed
+from prefixwatch.kvcache.events.subscriber import KvEventSubscriber
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.vllm
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from engines.tiny_model import make_tiny_model
-from kvcache.tokenizer import Tokenizer
-from loadgen.prompts import PromptWriter
+from prefixwatch.engines.tiny_model import make_tiny_model
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.prompts import PromptWriter
 
 Script = Callable[["Connection", bytes], None]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from documents import DocumentError, parse
-from kvcache.tokenizer import Tokenizer
-from loadgen.arrivals import ArrivalError, arrival_times, constant_rate, diurnal_rate
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.scenario import Scenario
+from prefixwatch.documents import DocumentError, parse
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.scenario.arrivals import ArrivalError, arrival_times, constant_rate, diurnal_rate
+from prefixwatch.loadgen.scenario.model import Scenario
 
 BASE = {
     "duration_seconds": "5",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.arrivals import Stage, arrival_times, constant_rate, diurnal_rate, staged_rate
+from prefixwatch.loadgen.scenario.arrivals import Stage, arrival_times, constant_rate, diurnal_rate, staged_rate
 
 
 def rng(seed: int = 1) -> np.random.Generator:

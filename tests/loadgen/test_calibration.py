@@ -8,7 +8,7 @@ import sys
 
 _RUN = (
     "import json, time, dataclasses\n"
-    "from loadgen import calibration\n"
+    "from prefixwatch.loadgen.sending import calibration\n"
     "{change}"
     "begun = time.monotonic(); found = calibration.calibrate()\n"
     "print(json.dumps(dataclasses.asdict(found) | {{'seconds': time.monotonic() - begun}}))\n"
@@ -16,7 +16,7 @@ _RUN = (
 # A client whose reads return 20 ms late: a machine in powersave, or one that is busy.
 _SLOW = (
     "import gevent\n"
-    "from loadgen import http_client\n"
+    "from prefixwatch.loadgen.client import http_client\n"
     "first = http_client.HttpClient.post\n"
     "def late(self, head, body, **more):\n"
     "    found = first(self, head, body, **more)\n"

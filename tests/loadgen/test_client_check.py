@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.calibration import Calibration
-from loadgen.client_check import ClientLoad, check_client
-from loadgen.records import Outcome, RequestRecord
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.loadgen.sending.calibration import Calibration
+from prefixwatch.loadgen.sending.client_check import ClientLoad, check_client
 
 GOOD = ClientLoad(loop_lag_seconds=[0.001] * 100, cpu_share=0.2, in_flight_max=3, stopped=False)
 
@@ -23,7 +23,8 @@ def test_a_quiet_client_is_valid_and_says_what_it_saw() -> None:
     assert report["valid"] is True
     assert report["schedule_lag_ms"] == {"p50": 2.0, "p99": 2.0, "max": 2.0}
     assert report["counts"] == {
-        "planned": 2, "sent": 2, "completed": 2, "refused": 0, "failed": 0, "timed_out": 0, "cut_off": 0
+        "planned": 2, "sent": 2, "completed": 2, "refused": 0, "failed": 0, "timed_out": 0, "cut_off": 0,
+        "cancelled": 0, "never_sent": 0,
     }  # fmt: skip
 
 

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from kvcache.tokenizer import Tokenizer
-from loadgen.answers import GeneratedAnswers
-from loadgen.http_client import HttpClient, Target
-from loadgen.open_loop import OpenLoop, RequestOptions
-from loadgen.plan import Plan, PlannedRequest
-from loadgen.records import Outcome
-from loadgen.scenario import Timeouts
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.client.http_client import HttpClient, Target
+from prefixwatch.loadgen.plan.request import Plan, PlannedRequest
+from prefixwatch.loadgen.request_log.records import Outcome
+from prefixwatch.loadgen.scenario.model import Timeouts
+from prefixwatch.loadgen.sending.answers import GeneratedAnswers
+from prefixwatch.loadgen.sending.open_loop import OpenLoop, RequestOptions
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
 Serve = Callable[[Script], FakeServer]

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.engine_counters import disagreement, engine_counters
-from loadgen.fleet_rows import FleetRow, put_on_clock, read_fleet, write_fleet
-from loadgen.records import Outcome, RequestRecord, table_of
-from loadgen.run_figures import figures_of_runs, run_notes
+from prefixwatch.loadgen.grading.run_figures import figures_of_runs, run_notes
+from prefixwatch.loadgen.request_log.engine_counters import disagreement, engine_counters
+from prefixwatch.loadgen.request_log.fleet_rows import FleetRow, put_on_clock, read_fleet, write_fleet
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord, table_of
 
 
 def row(at: float, hits: float | None, queries: float | None, *, worker: str = "w0", **more: int) -> FleetRow:
@@ -56,8 +56,8 @@ def test_workers_are_summed_before_the_ratio() -> None:
 @pytest.mark.parametrize(
     ("between", "reason"),
     [
-        ([row(30, 1e3, 2e3, counter_resets=1), replace(AFTER, counter_resets=1)], "w0's counters began anew"),
-        ([row(30, 1e3, 2e3), AFTER], "w0's counters began anew"),
+        ([row(30, 1e3, 2e3, counter_resets=1), replace(AFTER, counter_resets=1)], "w0's counters were reset"),
+        ([row(30, 1e3, 2e3), AFTER], "w0's counters were reset"),
         ([replace(AFTER, up=False)], "w0 gave no metrics at the run's start or end"),
         ([row(60, None, None)], "w0 has no counters of prefix hits"),
     ],
@@ -89,7 +89,7 @@ def test_counters_that_say_more_than_the_answers_become_a_note() -> None:
 
     assert note is not None
     assert note.startswith(
-        "the engines counted 3,000 hit tokens of 8,000 asked for, the answers report 1,000 of 5,000: others use"
+        "the engines counted 3,000 hit tokens of 8,000 queried, the answers report 1,000 of 5,000: others use"
     )
 
 
@@ -111,7 +111,7 @@ def test_each_policy_has_one_note_and_says_of_how_many_runs() -> None:
 def test_a_closed_loop_is_said_to_be_one() -> None:
     runs = figures_of_runs([{"policy": "p", "repeat": 0, "loop": "closed", "concurrency": 8}], [])
     assert run_notes(runs, log([0]))[0].startswith(
-        "closed loop of 8 users: a server that stalls is sent less meanwhile"
+        "closed loop of 8 users: a server that stalls is sent fewer requests meanwhile"
     )
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import gevent
 import pytest
 
-from loadgen import http_client
-from loadgen.answer_reader import Exchange
-from loadgen.http_client import HttpClient, Target
-from loadgen.records import Outcome
-from loadgen.scenario import Timeouts
+from prefixwatch.documents.errors import InputError
+from prefixwatch.loadgen.client import http_client
+from prefixwatch.loadgen.client.answer_reader import Exchange
+from prefixwatch.loadgen.client.http_client import HttpClient, Target
+from prefixwatch.loadgen.request_log.records import Outcome
+from prefixwatch.loadgen.scenario.model import Timeouts
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
 Serve = Callable[[Script], FakeServer]
@@ -60,8 +61,7 @@ def test_the_usage_event_neither_moves_the_first_token_nor_counts_as_a_gap(serve
         server.end_stream()
 
     got = ask(serve(script))
-    assert got.usage is not None
-    assert got.usage.completion_tokens == 2
+    assert got.usage.output_tokens == 2
     assert len(got.gaps_seconds) == 1
     assert got.first_token is not None
     assert got.end is not None
@@ -92,7 +92,7 @@ def test_a_reset_in_midstream_is_a_failure_that_keeps_its_first_token(serve: Ser
         server.reset()
 
     got = ask(serve(script))
-    assert (got.outcome, got.error) == (Outcome.FAILED, "midstream_reset")
+    assert (got.outcome, got.error) == (Outcome.CUT_OFF, "midstream_reset")
     assert got.first_token is not None
 
 
@@ -103,7 +103,7 @@ def test_the_end_of_the_connection_without_done_is_a_failure(serve: Serve) -> No
         server.close()
 
     got = ask(serve(script))
-    assert (got.outcome, got.error) == (Outcome.FAILED, "eof_without_done")
+    assert (got.outcome, got.error) == (Outcome.CUT_OFF, "eof_without_done")
 
 
 def test_a_whole_body_without_done_is_a_failure(serve: Serve) -> None:
@@ -184,7 +184,6 @@ def test_an_answer_that_is_not_streamed_has_no_first_token(serve: Serve) -> None
     body = {"choices": [{"message": {"content": "A"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
     got = ask(serve(lambda server, request: server.answer("200 OK", body)))
     assert (got.outcome, got.first_token) == (Outcome.COMPLETED, None)
-    assert got.usage is not None
     assert got.usage.prompt_tokens == 3
 
 
@@ -260,7 +259,7 @@ def test_concurrency_has_no_limit(serve: Serve) -> None:
     assert [greenlet.value.outcome for greenlet in asked] == [Outcome.COMPLETED] * 130
 
 
-def test_cut_off_ends_what_is_running(serve: Serve) -> None:
+def test_cancel_ends_what_is_running(serve: Serve) -> None:
     released, sent = threading.Event(), threading.Event()
 
     def script(server: Connection, request: bytes) -> None:
@@ -274,11 +273,11 @@ def test_cut_off_ends_what_is_running(serve: Serve) -> None:
     while not sent.is_set():
         gevent.sleep(0.01)
     gevent.sleep(0.2)  # for it to be read
-    client.cut_off()
+    client.cancel()
     got = asked.get(timeout=20)
     released.set()
     client.close()
-    assert got.outcome is Outcome.CUT_OFF
+    assert got.outcome is Outcome.CANCELLED
     assert got.first_token is not None
     assert got.end is not None
 
@@ -298,10 +297,17 @@ def test_targets(url: str, authority: str, path: str) -> None:
     assert (target.authority, target.path) == (authority, path)
 
 
-@pytest.mark.parametrize("url", ["ftp://h", "http://", ""])
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "", "http://h:port", "http://h:70000"])
 def test_a_wrong_target_says_how_to_write_it(url: str) -> None:
-    with pytest.raises(ValueError, match="write it as http://host:port"):
+    with pytest.raises(InputError, match="write it as http://host:port"):
         Target.parse(url)
+
+
+@pytest.mark.parametrize("login", ["user:password", "user", ":password"])
+def test_a_login_in_the_url_is_refused_and_not_repeated(login: str) -> None:
+    with pytest.raises(InputError, match=r"target at engine: a login in the URL .* --api-key-env") as refused:
+        Target.parse(f"https://{login}@engine/v1")
+    assert "password" not in str(refused.value)
 
 
 def test_comments_that_keep_the_connection_alive_are_no_tokens(serve: Serve) -> None:

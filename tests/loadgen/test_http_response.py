@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.http_response import HttpError, HttpResponse
+from prefixwatch.loadgen.client.http_response import HttpError, HttpResponse
 
 
 def read(*pieces: bytes) -> tuple[HttpResponse, bytes]:
@@ -57,6 +57,47 @@ def test_connection_close_forbids_another_request() -> None:
 def test_other_bytes_are_no_http(bytes_: bytes) -> None:
     with pytest.raises(HttpError):
         read(bytes_)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "bytes_",
+    [
+        HEAD + b"Content-Length: 5\r\nContent-Length: 9\r\n\r\nhello",
+        HEAD + "Content-Length: ²\r\n\r\n".encode(),
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcdef\r\n0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    ],
+    ids=["two lengths", "superscript", "negative", "gzip", "length and chunks", "longer than it says", "upgrade"],
+)
+def test_bytes_that_others_could_read_otherwise_are_refused(bytes_: bytes) -> None:
+    with pytest.raises(HttpError):
+        read(bytes_)
+
+
+def test_any_close_among_the_connections_options_forbids_another_request() -> None:
+    response, _ = read(HEAD + b"Connection: close, TE\r\nContent-Length: 0\r\n\r\n")
+    assert (response.complete, response.keep_alive) == (True, False)
+
+
+@pytest.mark.parametrize("surplus", [b"x", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
+def test_bytes_after_the_end_leave_no_connection_for_another_request(surplus: bytes) -> None:
+    response = HttpResponse()
+    try:
+        body = response.feed(HEAD + b"Content-Length: 2\r\n\r\nok" + surplus)
+    except HttpError:
+        return
+    assert (body, response.complete, response.status, response.keep_alive) == (b"ok", True, 200, False)
+
+
+def test_a_head_without_end_is_refused() -> None:
+    with pytest.raises(HttpError, match="longer than 64 KiB"):
+        read(*[HEAD] + [b"X-Long: " + b"y" * 1000 + b"\r\n"] * 70)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.data())

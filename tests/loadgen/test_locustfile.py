@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from documents import parse
-from engines.process import free_port
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.records import Outcome, read_requests
-from loadgen.scenario import Scenario
+from prefixwatch.documents import parse
+from prefixwatch.engines.process import free_port
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.request_log.records import Outcome, read_requests
+from prefixwatch.loadgen.scenario.model import Scenario
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
 Serve = Callable[[Script], FakeServer]
@@ -44,10 +43,7 @@ def locust_command(folder: Path, *arguments: str, file: Path = LOCUSTFILE) -> li
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_locust(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,9 +51,9 @@ def run_locust(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
-def in_two_processes() -> list[str]:
+def in_processes(count: int) -> list[str]:
     port = str(free_port())
-    return ["--processes", "2", "--master-port", port, "--master-bind-port", port]
+    return ["--processes", str(count), "--master-port", port, "--master-bind-port", port]
 
 
 def entries(folder: Path) -> dict[str, dict[str, Any]]:
@@ -135,31 +131,48 @@ def test_a_time_limit_logs_what_was_sent_and_what_was_not(serve: Serve, model_di
     run_locust(tmp_path, "--host", serve(script).url, *files, "--run-time", "8")
     released.set()
     records = read_requests(out / "requests.parquet")
-    assert {record.outcome for record in records} == {Outcome.CUT_OFF}
+    assert {record.outcome for record in records} == {Outcome.CANCELLED}
     assert any(record.first_token_s is not None for record in records)
 
 
-SHAPED = """\
-from locust import LoadTestShape
-from loadgen.locust_user import PlanUser
+def test_a_graded_run_leaves_the_results_of_a_bench_and_its_exit_code(
+    serve: Serve, model_dir: Path, tmp_path: Path
+) -> None:
+    """29 good requests prove nothing: 3. All refused: 1."""
 
-class Steps(LoadTestShape):
-    def tick(self):
-        return (1, 1) if self.get_run_time() < 30 else None
-"""
+    def busy(server: Connection, sent: bytes) -> None:
+        server.answer("503 Busy", {"error": {"message": "no room"}})
+
+    def quick(server: Connection, sent: bytes) -> None:
+        server.start_stream()
+        server.content(" a")
+        server.end_stream()
+
+    scenario = tmp_path / "long.yaml"
+    scenario.write_text(SCENARIO.replace("duration_seconds: 1", "duration_seconds: 5"))
+    for script, verdicts in ((quick, {"pass", "inconclusive"}), (busy, {"fail", "inconclusive"})):
+        out = tmp_path / script.__name__
+        files = ["--model-dir", str(model_dir), "--out", str(out), "--slo", "availability"]
+        done = run_locust(tmp_path, "--host", serve(script).url, "--scenario", str(scenario), *files)
+        summary = json.loads((out / "summary.json").read_text())
+        assert summary["verdict"] in verdicts  # a busy machine's client may be late
+        assert done.returncode == {"pass": 0, "fail": 1, "inconclusive": 3}[summary["verdict"]]
+        assert f"Verdict: {summary['verdict'].upper()}" in done.stdout
+        assert (out / "junit.xml").exists()
+        assert (out / "report.html").exists()
+    nowhere = run_locust(tmp_path, "--host", "http://127.0.0.1:1", "--slo", "ttft")
+    assert nowhere.returncode == 2
+    assert "--slo needs --out" in nowhere.stderr
 
 
 def test_wrong_input_ends_with_2_and_one_message(tmp_path: Path, model_dir: Path) -> None:
     """All at once: most of a second each is Locust's own start."""
-    shaped = tmp_path / "shaped.py"
-    shaped.write_text(SHAPED)
     nowhere = ["--host", "http://127.0.0.1:1"]
     with_model = [*nowhere, "--model-dir", str(model_dir)]
     wrong = {
         "missing or wrong: --seed": locust_command(tmp_path, *with_model, "--seed", "-1"),
         "http://127.0.0.1:1/tokenize can't be asked": locust_command(tmp_path, *nowhere),
-        "a LoadTestShape has nothing to shape here": locust_command(tmp_path, *with_model, file=shaped),
-        "nothing answers at http://127.0.0.1:1": locust_command(tmp_path, *with_model, *in_two_processes()),
+        "nothing answers at http://127.0.0.1:1": locust_command(tmp_path, *with_model, *in_processes(2)),
     }
     started = {message: start(command) for message, command in wrong.items()}
     for message, process in started.items():
@@ -186,28 +199,41 @@ def test_processes_send_one_plan_together_and_the_master_has_all_of_it(
     plan = make_plan(scenario, writer, seed=3, nonce="n", model="tiny").requests
     server = serve(script)
     files = ["--out", str(together), "--json-file", str(tmp_path / "stats")]
-    done = run_locust(tmp_path, "--host", server.url, *fixed, *files, *in_two_processes())
+    graded = ["--slo", "availability"]
+    done = run_locust(tmp_path, "--host", server.url, *fixed, *files, *graded, *in_processes(4))
 
-    assert done.returncode == 0, done.stderr
+    summary = json.loads((together / "summary.json").read_text())
+    assert done.returncode == {"pass": 0, "fail": 1, "inconclusive": 3}[summary["verdict"]], done.stderr
     merged = read_requests(together / "requests.parquet")
     assert [(r.index, r.session, r.scheduled_s, r.planned_prompt_tokens) for r in merged] == [
         (r.index, r.session, r.scheduled_s, r.prompt_tokens) for r in plan
     ]
     assert {record.outcome for record in merged} == {Outcome.COMPLETED}
     report = json.loads((together / "run.json").read_text())
-    assert (report["processes"], report["counts"]["completed"]) == (2, len(plan))
+    assert (report["processes"], report["counts"]["completed"]) == (4, len(plan))
     e2e = entries(tmp_path)["E2E"]
     pooled = sorted((r.end_s - r.scheduled_s) * 1e3 for r in merged if r.end_s is not None and r.phase == "measured")
     assert e2e["num_requests"] == len(pooled) < len(server.requests) == len(plan)
     assert e2e["max_response_time"] == pytest.approx(pooled[-1], abs=0.01)
     assert sum(e2e["response_times"].values()) == len(pooled)
 
+    alone = tmp_path / "alone"
+    run_locust(tmp_path, "--host", serve(script).url, *fixed, *graded, "--out", str(alone))
+    by_one = json.loads((alone / "summary.json").read_text())
+    assert by_one["verdict"] == summary["verdict"]
+    kept = ("name", "good", "total", "measured", "ci95")
+    figures = [
+        [{name: objective[name] for name in kept} for objective in found["policies"][""]["objectives"]]
+        for found in (summary, by_one)
+    ]
+    assert figures[0] == figures[1]
+
 
 def test_the_user_reads_its_own_bytes_whatever_locusts_clients_do() -> None:
     """locustio/locust#3018, #3311 (LT13): Locust's streaming responses differ between releases; none is used."""
     code = (
         "from locust import HttpUser\nfrom locust.contrib.fasthttp import FastHttpUser\n"
-        "from loadgen.locust_user import PlanUser\n"
+        "from prefixwatch.loadgen.sending.locust_user import PlanUser\n"
         "print(issubclass(PlanUser, (HttpUser, FastHttpUser)), hasattr(PlanUser, 'client'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.merged_report import merged_report
+from prefixwatch.loadgen.sending.distributed import merged_report
 
 
 def report(**more: Any) -> dict[str, Any]:

@@ -3,15 +3,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import gevent
 import numpy as np
 
-from loadgen.http_client import HttpClient, Target
-from loadgen.open_loop import OpenLoop, RequestOptions
-from loadgen.plan import Plan, PlannedRequest
-from loadgen.records import Outcome, RequestRecord
-from loadgen.scenario import Timeouts
+from prefixwatch.loadgen.client.http_client import HttpClient, Target
+from prefixwatch.loadgen.plan.request import Plan, PlannedRequest
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.loadgen.scenario.model import Timeouts
+from prefixwatch.loadgen.sending.open_loop import OpenLoop, RequestOptions
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
 Serve = Callable[[Script], FakeServer]
@@ -113,7 +114,7 @@ def test_primes_are_sent_one_after_another_and_end_before_time_zero(serve: Serve
     assert records[0].scheduled_s == records[0].sent_s
 
 
-def test_what_still_runs_at_the_end_is_cut_off_and_logged(serve: Serve) -> None:
+def test_what_still_runs_at_the_end_is_cancelled_and_logged(serve: Serve) -> None:
     """locustio/locust#1407 (LT17): requests in flight at the end neither vanish nor count as failures."""
     released = threading.Event()
 
@@ -124,7 +125,7 @@ def test_what_still_runs_at_the_end_is_cut_off_and_logged(serve: Serve) -> None:
 
     records = run_plan(serve(script), [request(i, 0.0) for i in range(10)], drain_seconds=0.2)
     released.set()
-    assert [record.outcome for record in records] == [Outcome.CUT_OFF] * 10
+    assert [record.outcome for record in records] == [Outcome.CANCELLED] * 10
     for record in records:
         assert record.end_s is not None
         assert record.end_s >= 0.19
@@ -140,7 +141,7 @@ def test_a_failure_does_not_stop_the_requests_after_it(serve: Serve) -> None:
             quick(server, sent)
 
     records = run_plan(serve(script), [request(0, 0), request(1, 0.05)])
-    assert [record.outcome for record in records] == [Outcome.FAILED, Outcome.COMPLETED]
+    assert [record.outcome for record in records] == [Outcome.CUT_OFF, Outcome.COMPLETED]
 
 
 def test_stopping_logs_the_requests_that_were_never_sent(serve: Serve) -> None:
@@ -153,8 +154,27 @@ def test_stopping_logs_the_requests_that_were_never_sent(serve: Serve) -> None:
     assert time.monotonic() - started < 50  # it didn't wait for the second one's time
     assert [(record.outcome, record.sent_s is None) for record in loop.records] == [
         (Outcome.COMPLETED, False),
-        (Outcome.CUT_OFF, True),
+        (Outcome.NEVER_SENT, True),
     ]
+
+
+def test_a_turn_with_a_delay_is_due_that_long_after_the_answer_before(serve: Serve) -> None:
+    """ai-dynamo/aiperf#273 (N04). The first answer takes 0.4 s, so the second turn is due later than its own time."""
+
+    def script(server: Connection, sent: bytes) -> None:
+        if b"x-first" in sent:
+            time.sleep(0.4)
+        quick(server, sent)
+
+    slow: dict[str, Any] = {"headers": {"x-first": "1"}, "session": "s"}
+    later = request(1, 0.1, session="s", turn=1, delay_seconds=0.1)
+    first, second, other = run_plan(serve(script), [request(0, 0, **slow), later, request(2, 0.2, session="o")])
+    assert first.end_s is not None
+    assert second.scheduled_s >= first.end_s + 0.09
+    assert second.sent_s is not None
+    assert second.sent_s >= second.scheduled_s
+    assert other.scheduled_s == 0.2
+    assert [r.outcome for r in (first, second, other)] == [Outcome.COMPLETED] * 3
 
 
 def test_a_slow_event_loop_shows_up_as_client_lag(serve: Serve) -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from documents import parse
-from kvcache.tokenizer import Tokenizer
-from loadgen.expected import SeenOpenings
-from loadgen.plan import Plan
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.scenario import Scenario, load_scenario
+from prefixwatch.documents import parse
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.kvcache.reuse import SeenOpenings
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.plan.request import Plan
+from prefixwatch.loadgen.scenario.model import Scenario, load_scenario
 
 BASE = """\
 name: t

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from loadgen.grade import grade
-from loadgen.graded import PredictionCount
-from loadgen.prediction import note_prediction_causes
-from loadgen.records import Outcome, RequestRecord, read_requests, write_requests
+from prefixwatch.loadgen.grading.grade import grade
+from prefixwatch.loadgen.grading.model import PredictionCount
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord, read_requests, write_requests
+from prefixwatch.loadgen.sending.prediction import note_prediction_causes
 
 ADDED_LATER = ["scores", "predicted_queue_s", "predicted_prefill_s", "prediction_cause"]
 

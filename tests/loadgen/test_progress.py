@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadgen.progress import Progress
-from loadgen.records import Outcome, RequestRecord
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.loadgen.sending.progress import Progress
 
 
 def record(

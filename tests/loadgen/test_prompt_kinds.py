@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from documents import parse
-from kvcache.tokenizer import Tokenizer
-from loadgen.plan import PlannedRequest
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.scenario import Scenario
+from prefixwatch.documents import parse
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.plan.request import PlannedRequest
+from prefixwatch.loadgen.scenario.model import Scenario
 
 FLAT = "count: 3, shared_tokens: 64, "
 BASE = """\

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcache.tokenizer import Tokenizer
-from loadgen.prompts import OPENING, PromptError, PromptWriter, find_alphabet
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.prompts import OPENING, PromptError, PromptWriter, find_alphabet
 
 TRIMMING = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n\n{{ m['content'] | trim }}<|im_end|>{% endfor %}"

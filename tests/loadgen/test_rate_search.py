@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.rate_search import RateSearch, Share
+from prefixwatch.loadgen.grading.rate_search import RateSearch, Share
 
 
 def search(start: float = 10, **options: float) -> RateSearch:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from documents import DocumentError, parse
-from loadgen.scenario import Scenario, load_scenario, shipped_scenarios
+from prefixwatch.documents import DocumentError, parse
+from prefixwatch.loadgen.scenario.model import Scenario, load_scenario, shipped_scenarios
 
 GOOD = """\
 name: x
@@ -52,7 +52,7 @@ def test_a_path_is_read_as_a_file(tmp_path: Path) -> None:
 
 
 def test_a_wrong_name_says_which_there_are() -> None:
-    with pytest.raises(DocumentError, match=r"no scenario 'shared-prefx': did you mean 'shared-prefix'\?.*smoke"):
+    with pytest.raises(DocumentError, match=r"no scenario 'shared-prefx': did you mean 'shared-prefix'\?"):
         load_scenario("shared-prefx")
 
 
@@ -60,7 +60,7 @@ def test_an_unknown_key_names_line_and_remedy() -> None:
     text = GOOD.replace("  shared_tokens: 100", "  shared_tokens: 100\n  shraed: 1")
     assert problem(text) == (
         "x.yaml:8: groups.shraed: unknown key: "
-        "keys here are count, popularity, shared_tokens, nesting, unique_tokens, output_tokens"
+        "use one of count, popularity, shared_tokens, nesting, unique_tokens, output_tokens"
     )
 
 
@@ -160,7 +160,7 @@ def test_impossible_lengths_are_refused(length: str, remedy: str) -> None:
 @pytest.mark.parametrize(
     ("more", "remedy"),
     [
-        ("few_shot: {pool: 2, shots: 3, tokens: 5}", "shots 3 is above pool 2"),
+        ("few_shot: {pool: 2, shots: 3, tokens: 5}", "shots 3 exceeds pool 2"),
         ("documents: {count: 3, per_turn: 4, tokens: 5}", "per_turn 4 is above the 3 documents"),
         ("sessions: {turns: 2, think_seconds: 1, answers: generated, handover_share: 0.5}", "goes neither with forks"),
         ("search: {start_per_second: 0.01}", "must lie between min_per_second and max_per_second"),

@@ -6,19 +6,19 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from loadgen.scenario import SHIPPED_FOLDER, Scenario, shipped_scenarios
-from loadgen.scenario_reference import MARKDOWN_FILE, SCHEMA_FILE, _sections, markdown, schema
+from prefixwatch.loadgen.scenario.model import SHIPPED_FOLDER, shipped_scenarios
+from prefixwatch.loadgen.scenario.reference import MARKDOWN_FILE, REFERENCE, SCHEMA_FILE, markdown, schema
 
 
 def test_the_reference_is_up_to_date() -> None:
-    """`python -m loadgen.scenario_reference` writes it anew."""
+    """`python -m prefixwatch.loadgen.scenario.reference` writes it anew."""
     assert MARKDOWN_FILE.read_text(encoding="utf-8") == markdown()
     assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == schema()
 
 
 def test_every_key_and_every_shipped_scenario_is_in_it() -> None:
     text = MARKDOWN_FILE.read_text(encoding="utf-8")
-    sections = dict(_sections("", Scenario))
+    sections = REFERENCE.sections
     assert {"arrivals.stages[]", "groups.nesting[]", "sessions.forks", "tenants[].models[]", "replay"} <= set(sections)
     for path, model in sections.items():
         assert not path or f"### `{path}`" in text
@@ -39,4 +39,4 @@ def test_every_section_says_what_it_is() -> None:
     def undocumented(model: type[BaseModel]) -> bool:
         return not (model.__doc__ or "").strip()
 
-    assert [path for path, model in _sections("", Scenario) if undocumented(model)] == []
+    assert [path for path, model in REFERENCE.sections.items() if undocumented(model)] == []

@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.header_text import without_controls
-from loadgen.plan import Plan, PlannedRequest
-from loadgen.secret_headers import SecretError, bearer, keys_in, literal_secret, with_secrets, without_keys
+from prefixwatch.documents.errors import InputError
+from prefixwatch.loadgen.plan.request import Plan, PlannedRequest
+from prefixwatch.loadgen.scenario.secrets import (
+    bearer,
+    keys_in,
+    literal_secret,
+    with_secrets,
+    without_keys,
+)
+from prefixwatch.loadgen.scenario.section import without_controls
 
 REQUEST = PlannedRequest(
     index=0,
@@ -41,7 +48,7 @@ def test_a_plan_without_variables_is_the_same_object() -> None:
 def test_a_variable_that_is_not_set_is_named(environment: dict[str, str]) -> None:
     plan = Plan("x", 0, "n", "m", [replace(REQUEST, headers={"authorization": "Bearer ${KEY}"})])
     for fill in (lambda: with_secrets(plan, environment), lambda: bearer("KEY", environment)):
-        with pytest.raises(SecretError, match="environment variable KEY is not set"):
+        with pytest.raises(InputError, match="environment variable KEY is not set"):
             fill()
 
 

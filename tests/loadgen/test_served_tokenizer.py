@@ -8,15 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from documents import parse
-from kvcache.tokenizer import Tokenizer
-from kvcache.words import words
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptError, PromptWriter
-from loadgen.run_config import RunConfig, RunConfigError
-from loadgen.scenario import Scenario
-from loadgen.served_tokenizer import ServedTokenizer, _doubled_tokens
-from loadgen.writers import writer_for
+from prefixwatch.documents import parse
+from prefixwatch.documents.errors import InputError
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.kvcache.prompts.words import words
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptError, PromptWriter
+from prefixwatch.loadgen.scenario.model import Scenario
+from prefixwatch.loadgen.sending.load_run import writer_for
+from prefixwatch.loadgen.sending.run_config import RunConfig
+from prefixwatch.loadgen.sending.served_tokenizer import ServedTokenizer, _doubled_tokens
 from tests.loadgen.conftest import Connection, FakeServer
 
 Serve = Callable[[Callable[[Connection, bytes], None]], FakeServer]
@@ -134,5 +135,5 @@ def test_a_run_takes_the_folder_first_and_generated_answers_need_it(
     word = writer.alphabet.draw(4, "k")
     assert np.array_equal(writer.tokens([("user", word)]), tokenizer.encode_chat(writer.messages([("user", word)])))
     generated = parse(SCENARIO.replace("turns:", "answers: generated, turns:"), Scenario, name="s.yaml")
-    with pytest.raises(RunConfigError, match="answers: generated needs model_dir"):
+    with pytest.raises(InputError, match="answers: generated needs model_dir"):
         writer_for(config, generated)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.blocks import block_hashes
-from loadgen.traffic_analysis import SeenPrompt, analyze, sampled_windows
+from prefixwatch.kvcache.blocks import block_hashes
+from prefixwatch.loadgen.recordings.analysis import SeenPrompt, analyze, sampled_windows
 
 RNG = np.random.default_rng(7)
 SYSTEM, DOCUMENT = (RNG.integers(0, 50_000, 640, dtype=np.uint32) for _ in range(2))

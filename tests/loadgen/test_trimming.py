@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from documents import DocumentError, parse
-from loadgen.columns import Columns
-from loadgen.grade import grade_policy
-from loadgen.http_client import HttpClient, Target
-from loadgen.open_loop import OpenLoop, RequestOptions
-from loadgen.plan import Plan, PlannedRequest, Trimming
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.records import Outcome, RequestRecord, read_requests, write_requests
-from loadgen.scenario import Scenario, load_scenario
-from loadgen.summary import RunFacts, build_summary, verdict_sentence
+from prefixwatch.documents import DocumentError, parse
+from prefixwatch.loadgen.client.http_client import HttpClient, Target
+from prefixwatch.loadgen.grading.grade import grade_policy
+from prefixwatch.loadgen.grading.measured import Measured
+from prefixwatch.loadgen.grading.summary import RunFacts, build_summary, verdict_sentence
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.plan.request import Plan, PlannedRequest, Trimming
+from prefixwatch.loadgen.request_log.columns import Columns
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord, read_requests, write_requests
+from prefixwatch.loadgen.scenario.model import Scenario, load_scenario
+from prefixwatch.loadgen.sending.open_loop import OpenLoop, RequestOptions
 from tests.loadgen.conftest import Connection, FakeServer, Script
 
 Serve = Callable[[Script], FakeServer]
@@ -112,10 +113,10 @@ def test_the_grade_leaves_them_out_and_says_how_many(tmp_path: Path) -> None:
     log = [record(k, phase, wait=0.1 if phase == "measured" else 9.0) for k, phase in enumerate(phases)]
     write_requests(tmp_path / "requests.parquet", log)
 
-    own = grade_policy(Columns.of(read_requests(tmp_path / "requests.parquet")), [])
+    own = grade_policy(Measured(Columns.of(read_requests(tmp_path / "requests.parquet"))))
 
     assert (own.requests.scheduled, own.requests.warm_up, own.requests.cool_down) == (5, 3, 2)
-    assert own.ttft_ms.p99 == pytest.approx(100.0)
+    assert own.value("ttft_p99") == pytest.approx(100.0)
 
 
 def test_the_summary_says_it_in_words() -> None:

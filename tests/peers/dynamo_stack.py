@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from engines.process import ManagedProcess
-from exporters.scraping.target import Target
+from prefixwatch.engines.process import ManagedProcess
+from prefixwatch.exporters.scraping.target import Target
 from tests.peers.scraped import scraped
 
 BLOCK = 16

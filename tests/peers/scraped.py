@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from exporters.catalogue import shipped_catalogue
-from exporters.config import ExporterConfig, TargetConfig
-from exporters.scraping.scrape import Scraper
-from exporters.scraping.target import Target
+from prefixwatch.exporters.catalogue.model import shipped_catalogue
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.scraping.scrape import Scraper
+from prefixwatch.exporters.scraping.target import Target
 
 
 async def scraped(*urls: str) -> list[Target]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from engines.kv_event_publisher import EventEncoder, KvEventPublisher, Prompt
-from engines.model import BlocksStored
-from kvcache.blocks import as_tokens, block_hashes, content_hashes
-from kvcache.index import BlockIndex
-from router.policies import make_policy
-from router.policy import Fleet, RouteRequest, Worker
+from prefixwatch.engines.model.engine import BlocksStored
+from prefixwatch.engines.simulated.kv_event_publisher import EventEncoder, KvEventPublisher, Prompt
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes, content_hashes
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import Fleet, RouteRequest, Worker
 from tests.peers.peer_venv import PYTHON
 
 pytestmark = pytest.mark.peers

@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from engines.process import ManagedProcess, free_ports
-from engines.tiny_model import default_model_dir, words
+from prefixwatch.engines.process import ManagedProcess, free_ports
+from prefixwatch.engines.tiny_model import default_model_dir, words
 from tests.peers.dynamo_stack import BLOCK
 from tests.peers.fake_worker import MODEL, FakeWorker
 from tests.peers.peer_venv import PYTHON, need
@@ -109,7 +109,7 @@ async def test_mooncakes_master_and_client_count_what_was_stored_and_fetched(tmp
         ("remote", "local"): 15 * 4096.0,
         ("local", "remote"): 20 * 4096.0,
     }
-    times = moved.labelled_histograms("kv_transfer", "source", "destination")
+    times = moved.histograms("kv_transfer", "source", "destination")
     assert {ends: sum(one.count for one in found) for ends, found in times.items()} == {
         ("remote", "local"): 15.0,
         ("local", "remote"): 20.0,

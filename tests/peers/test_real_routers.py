@@ -18,12 +18,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from engines.process import ManagedProcess, free_ports
-from engines.tiny_model import default_model_dir, words
-from kvcache.tokenizer import Tokenizer
-from router.app import ROUTER, create_app
-from router.config import RouterConfig
-from router.policies import make_policy
+from prefixwatch.engines.process import ManagedProcess, free_ports
+from prefixwatch.engines.tiny_model import default_model_dir, words
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.serving.router import ROUTER, create_app
 from tests.peers.fake_worker import HELD, MODEL, FakeWorker
 from tests.peers.peer_venv import PYTHON
 

@@ -13,11 +13,11 @@ from aiohttp import web
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from kvcache.tokenizer import Tokenizer
-from router.app import ROUTER, Router, create_app
-from router.config import RouterConfig
-from router.policies import make_policy
-from router.policy import Policy
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import Policy
+from prefixwatch.router.serving.router import ROUTER, Router, create_app
 from tests.router.fake_engine import FakeEngine, until
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

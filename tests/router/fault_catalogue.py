@@ -61,13 +61,13 @@ CATALOGUE: dict[str, Fault] = {
         "thresholds in requests scale with the number of routers",
         shown=(
             "router/test_published_faults::test_three_routers_each_stay_below_a_threshold_that_the_fleet_is_over",
-            "stack/test_multi_router::test_counters_of_one_replica_see_only_its_share",
-            "stack/test_multi_router::test_routers_that_only_know_what_they_routed_lose_hits",
+            "simulator/test_multi_router::test_counters_of_one_replica_see_only_its_share",
+            "simulator/test_multi_router::test_routers_that_only_know_what_they_routed_lose_hits",
         ),
         free=(
             "router/test_published_faults::test_three_routers_each_stay_below_a_threshold_that_the_fleet_is_over",
             "router/test_affinity::test_every_replica_of_the_router_gives_a_miss_the_same_home",
-            "stack/test_multi_router::test_routers_that_hear_the_engines_lose_next_to_nothing",
+            "simulator/test_multi_router::test_routers_that_hear_the_engines_lose_next_to_nothing",
         ),
     ),
     "F-6": Fault(
@@ -171,7 +171,7 @@ CATALOGUE: dict[str, Fault] = {
         ),
         free=(
             "router/test_affinity::test_it_balances_a_hot_prefix_mix_at_almost_no_hit_loss",
-            "stack/test_simulate::test_weighing_load_against_cache_balances_the_fleet_at_almost_no_hit_loss",
+            "simulator/test_simulate::test_weighing_load_against_cache_balances_the_fleet_at_almost_no_hit_loss",
         ),
     ),
     "RT02": Fault(
@@ -344,8 +344,10 @@ CATALOGUE: dict[str, Fault] = {
     ),
     "RT40": Fault(
         "a first block that all prompts share gathers them on one worker",
-        shown=("stack/test_simulate::test_a_common_first_block_gathers_the_fleet_on_one_worker_unless_load_counts",),
-        free=("stack/test_simulate::test_a_common_first_block_gathers_the_fleet_on_one_worker_unless_load_counts",),
+        shown=(
+            "simulator/test_simulate::test_a_common_first_block_gathers_the_fleet_on_one_worker_unless_load_counts",
+        ),
+        free=("simulator/test_simulate::test_a_common_first_block_gathers_the_fleet_on_one_worker_unless_load_counts",),
     ),
     "RT43": Fault(
         "a purely relative overload test trips by chance",

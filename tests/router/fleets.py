@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvcache.blocks import as_tokens, block_hashes
-from router.policy import Decision, Fleet, Policy, RouteRequest, Worker
+from prefixwatch.kvcache.blocks import as_tokens, block_hashes
+from prefixwatch.router.policy import Decision, Fleet, Policy, RouteRequest, Worker
 
 BLOCK = 16
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcache.blocks import block_hashes
-from kvcache.feed import WorkerFeed
-from kvcache.index import BlockIndex
-from router.cache_view import EventView, HistoryView
-from router.policy import RouteRequest
+from prefixwatch.kvcache.blocks import block_hashes
+from prefixwatch.kvcache.events.feed import WorkerFeed
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.router.placement.cache_view import EventView, HistoryView
+from prefixwatch.router.policy import RouteRequest
 
 BLOCK = 4
 
@@ -107,12 +109,41 @@ def test_history_never_holds_a_block_without_its_predecessors(prompts: list[list
         assert view.depths(request(*prompt)) == view._index.depths_by_walk(blocks)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=400), st.integers(1, 8))
+def test_history_keeps_what_a_list_in_order_of_use_keeps(prompts: list[list[int]], capacity: int) -> None:
+    view, recency = HistoryView(capacity), OrderedDict[int, None]()
+    for prompt in prompts:
+        view.routed(request(*prompt), "a")
+        for block in reversed(request(*prompt).blocks[:capacity].tolist()):
+            recency.pop(block, None)
+            recency[block] = None
+        while len(recency) > capacity:
+            recency.popitem(last=False)
+        assert all(view._index.holds("a", block) for block in recency)
+        assert view.block_count("a") == len(recency)
+
+
 def test_events_are_read_from_the_index_and_dropped_with_the_worker() -> None:
     index = BlockIndex()
-    view = EventView(index, {"a": WorkerFeed("a", index, BLOCK)})
+    view = EventView(index, {"a": [WorkerFeed("a", index, BLOCK)]})
     index.store("a", request(1, 2).blocks.tolist())
     view.routed(request(1, 2, 3), "a")  # the engine will say itself what it stored
     assert view.depths(request(1, 2, 3)) == {"a": 2}
     assert view.block_count("a") == 2
     view.worker_removed("a")
     assert view.depths(request(1, 2, 3)) == {}
+
+
+def test_a_worker_of_several_ranks_is_credited_with_what_all_of_them_hold() -> None:
+    """Which rank will serve a request isn't known (N20)."""
+    index = BlockIndex()
+    ranks = [WorkerFeed("a/0", index, BLOCK), WorkerFeed("a/1", index, BLOCK)]
+    view = EventView(index, {"a": ranks, "b": [WorkerFeed("b", index, BLOCK)]})
+    blocks = request(1, 2, 3, 4, 5).blocks.tolist()
+    index.store("a/0", blocks[:4])
+    index.store("b", blocks[:1])
+    assert view.depths(request(1, 2, 3, 4, 5)) == {"b": 1}
+    index.store("a/1", blocks[:3])
+    assert view.depths(request(1, 2, 3, 4, 5)) == {"a": 3, "b": 1}
+    assert (view.block_count("a"), view.block_count("b")) == (7, 1)

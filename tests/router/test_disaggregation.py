@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from router.disaggregation import Disaggregated, DisaggregationOptions
-from router.policies import make_policy
-from router.policy import Decision, Fleet, LoadReport, Needs, NoWorkers, Policy, RouteRequest
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import Decision, Fleet, LoadReport, Needs, NoWorkers, Policy, RouteRequest
+from prefixwatch.simulator.disaggregation import Disaggregated, DisaggregationOptions
 from tests.router.fleets import a_fleet, a_request
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.index import BlockIndex
-from router.active_sequences import ActiveSequences
-from router.policies import make_policy
-from router.policies.dynamo_kv import DynamoKvOptions, WorkerLoad, worker_cost
-from router.policy import NO_TOKENS, Policy, RouteRequest
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policies.dynamo.active_sequences import ActiveSequences
+from prefixwatch.router.policies.dynamo.kv import DynamoKvOptions, WorkerLoad, worker_cost
+from prefixwatch.router.policy import NO_TOKENS, Policy, RouteRequest
 from tests.router.fleets import BLOCK, a_fleet, a_request
 
 

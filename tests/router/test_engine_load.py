@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.load import load_report
+from prefixwatch.router.placement.load import load_report
 
 VLLM = b"""\
 # TYPE vllm:num_requests_running gauge

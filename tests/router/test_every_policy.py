@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.policies import POLICIES, make_policy
-from router.policy import Decision, Fleet, LoadReport, Policy, RouteRequest, Worker
+from prefixwatch.router.policies import POLICIES, make_policy
+from prefixwatch.router.policy import Decision, Fleet, LoadReport, Policy, RouteRequest, Worker
 from tests.router.fleets import a_fleet, a_request, serve
 
 every_policy = pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if not policy.needs.truth])

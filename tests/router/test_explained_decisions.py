@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from router.cache_view import HistoryView
-from router.dispatch import CacheLosses, Dispatcher
-from router.explain import scores_json, shown_scores
-from router.ledger import Ledger
-from router.policies import make_policy
-from router.policy import Decision, LoadReport
+from prefixwatch.router.exchange.explain import scores_json, shown_scores
+from prefixwatch.router.placement.cache_view import HistoryView
+from prefixwatch.router.placement.dispatch import CacheLosses, Dispatcher
+from prefixwatch.router.placement.ledger import Ledger
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import Decision, LoadReport
 from tests.router.fake_engine import DONE, FakeEngine, Out, answer_ok, delta, never_answer, until, usage
 from tests.router.fleets import a_fleet, a_request
 

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.batch_queue import BatchQueue, fixed_window_wait_ms
-from router.inflight_ledger import InflightLedger
-from router.policies import make_policy
-from router.policies.flexlb_formula import FlexLbFormula
-from router.policies.flexlb_learning import FlexLbLearning
-from router.policy import LoadReport, Policy, RouteRequest
-from router.prefill_predictor import FormulaPredictor, Prefill
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policies.flexlb.batch_queue import BatchQueue, fixed_window_wait_ms
+from prefixwatch.router.policies.flexlb.formula import FlexLbFormula
+from prefixwatch.router.policies.flexlb.inflight_ledger import InflightLedger
+from prefixwatch.router.policies.flexlb.learning import ExecutionTimes, FlexLbLearning
+from prefixwatch.router.policies.flexlb.prefill_predictor import FormulaPredictor, LearningPredictor, Prefill
+from prefixwatch.router.policy import LoadReport, Policy, RouteRequest
+from prefixwatch.router.sessions.moving import MovingPolicy
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from tests.router.fleets import a_fleet, a_request
 
 AT_ONCE: dict[str, Any] = {"batcher": "none", "ledger_cache_ms": 0.0}
@@ -265,3 +272,85 @@ def test_a_calibration_replaces_the_placeholder_prices() -> None:
     assert decision.scores == pytest.approx({"w0": 50, "w1": 90}, abs=1)
     with pytest.raises(ValueError, match="policy flexlb_formula: a calibration needs at least 2"):
         make_policy("flexlb_formula", options={"calibration": [[1000, 0, 60.0]]})
+
+
+def report(at: float, seconds: float, count: int) -> LoadReport:
+    return LoadReport(at, prefill_seconds_total=seconds, prefills_total=count)
+
+
+def test_the_learning_predictor_is_taught_execution_time_without_the_engines_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two batches waited 400 and 100 ms of their 500 and 200 ms; the engine worked 0.3 s on three prompts."""
+    taught: list[float] = []
+    times = ExecutionTimes()
+    monkeypatch.setattr(LearningPredictor, "learn", lambda self, batch, ms: taught.append(ms))
+    pair, single = [Prefill(1000, 0), Prefill(900, 0)], [Prefill(800, 0)]
+    times.learn(single, 70.0)  # nothing is reported yet
+    times.hear(report(0.0, 5.0, 40))
+    times.learn(pair, 500.0)
+    times.learn(single, 200.0)
+    assert taught == [70.0]
+    times.hear(report(1.0, 5.0, 40))
+    assert taught == [70.0]
+    times.hear(report(2.0, 5.3, 43))
+    assert taught[1:] == pytest.approx([125.0, 50.0])  # 100 ms a prompt on average, in the proportion of 5 to 2
+    times.learn(single, 200.0)
+    times.hear(report(3.0, 0.1, 1))  # another process
+    times.learn(single, 200.0)
+    times.hear(report(4.0, 0.2, 2))
+    assert taught[3:] == pytest.approx([100.0])
+
+
+def test_weights_are_kept_in_a_file_and_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "weights.json"
+    policy = make_policy("flexlb_learning", options={"weights": str(file)})
+    assert isinstance(policy, FlexLbLearning)
+    slow, fast = (policy._make_predictor(name) for name in ("slow", "fast"))
+    for _ in range(8):
+        slow.learn([Prefill(4000, 0)], 900.0)
+    fast.learn([Prefill(4000, 0)], 20.0)
+    policy.on_close()
+    again = make_policy("flexlb_learning", options={"weights": str(file)})
+    assert isinstance(again, FlexLbLearning)
+    cold = LearningPredictor().predict_ms([Prefill(4000, 0)])
+    assert again._make_predictor("slow").predict_ms([Prefill(4000, 0)]) == slow.predict_ms([Prefill(4000, 0)]) != cold
+    newcomer = again._make_predictor("new").predict_ms([Prefill(4000, 0)])
+    assert newcomer == slow.predict_ms([Prefill(4000, 0)])  # it learned from most batches
+    again.on_close()
+    assert json.loads(file.read_text())["slow"]["batches"] == 8
+
+
+@pytest.mark.parametrize("around", ["topology", "moving"])
+def test_a_policy_around_it_keeps_the_weights_too(tmp_path: Path, around: str) -> None:
+    file = tmp_path / "weights.json"
+    spec = f"flexlb_learning{{weights={file}}}"
+    outer = (
+        make_policy("topology", options={"worker": spec}) if around == "topology" else MovingPolicy(make_policy(spec))
+    )
+    outer.on_close()
+    assert json.loads(file.read_text()) == {}
+
+
+def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights.json"
+    for content in ("{", '{"a": {"weights": [1, 2]}}', '["a"]'):
+        file.write_text(content)
+        with pytest.raises(ValueError, match="name a file that this policy wrote"):
+            make_policy("flexlb_learning", options={"weights": str(file)})
+
+
+def test_a_simulation_leaves_the_weights_that_it_learned(tmp_path: Path) -> None:
+    file = tmp_path / "weights.json"
+    workload = SharedPrefixWorkload(
+        requests=60, rate_per_second=20, groups=3, zipf_exponent=1.0, shared_blocks=4, unique_blocks=1,
+        output_tokens=4, block_size=512,
+    )  # fmt: skip
+    engine = EngineConfig(StepTime(base_s=0.01, per_prefill_token_s=1 / 12_000), block_size=512)
+    simulate_requests(
+        shared_prefix_requests(workload, seed=1), policy="flexlb_learning", workers=2, engine=engine,
+        policy_options={"weights": str(file)}, arrivals="trace",
+    )  # fmt: skip
+    kept = json.loads(file.read_text())
+    assert set(kept) == {"worker-0", "worker-1"}
+    assert sum(own["batches"] for own in kept.values()) > 4

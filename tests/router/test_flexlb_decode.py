@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from router.policies import make_policy
-from router.policies.flexlb_decode import selection_weights
-from router.policy import Fleet, LoadReport, NoWorkers, Policy
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policies.flexlb.decode import selection_weights
+from prefixwatch.router.policy import Fleet, LoadReport, NoWorkers, Policy
 from tests.router.fleets import a_fleet, a_request
 
 
@@ -59,7 +59,7 @@ def test_a_worker_without_room_for_the_prompt_is_out() -> None:
     policy, request = make_policy("flexlb_decode"), a_request(prompt_tokens=160)
     decision = policy.choose(request, a_fleet([0, 0], report=in_use(841, 840, capacity_tokens=1000)))
     assert (decision.worker, decision.reason) == ("w1", "only_candidate")
-    with pytest.raises(NoWorkers):
+    with pytest.raises(NoWorkers, match="no decode worker has room"):
         policy.choose(request, a_fleet([0, 0], report=in_use(841, 900, capacity_tokens=1000)))
 
 

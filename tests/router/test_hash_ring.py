@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.hash_ring import HashRing, ring_position
+from prefixwatch.router.policies.shared.hash_ring import HashRing, ring_position
 
 FOUR = [f"http://w{k}:8000" for k in range(4)]
 KEY = "590a1f69acd5cad2"

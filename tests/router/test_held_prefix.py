@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcache.blocks import block_hashes
-from router.cache_view import HistoryView
-from router.dispatch import Dispatcher, Placement
-from router.ledger import Ledger
-from router.policies import make_policy
-from router.policy import NO_TOKENS, RouteRequest
+from prefixwatch.kvcache.blocks import block_hashes
+from prefixwatch.router.placement.cache_view import HistoryView
+from prefixwatch.router.placement.dispatch import Dispatcher, Placement
+from prefixwatch.router.placement.ledger import Ledger
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import NO_TOKENS, RouteRequest
 
 BLOCK = 16
 

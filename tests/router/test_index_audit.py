@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvcache.blocks import block_hashes
-from kvcache.tokenizer import Tokenizer
-from router.cache_view import EventView
+from prefixwatch.kvcache.blocks import block_hashes
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.router.placement.cache_view import EventView
 from tests.router.fake_engine import FakeEngine
 
 Start = Any  # a coroutine function, see conftest.start

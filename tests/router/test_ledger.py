@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from router.ledger import Ledger, Ticket
+from prefixwatch.router.placement.ledger import Ledger, Ticket
 
 WORKERS = st.sampled_from(["a", "b"])
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.model import EngineConfig
-from engines.step_time import StepTime
-from kvcache.blocks import as_tokens
-from kvcache.index import BlockIndex
-from router.llmd_scorers import kv_cache_scores, queue_scores
-from router.policies import make_policy
-from router.policies.llmd_approx import LlmdApprox, text_chain
-from router.policy import Fleet, LoadReport, RouteRequest, Worker
-from stack.simulate import simulate_requests
-from stack.synthetic import session_requests
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.kvcache.blocks import as_tokens
+from prefixwatch.kvcache.index.block_index import BlockIndex
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policies.llmd.approx import LlmdApprox, text_chain
+from prefixwatch.router.policies.llmd.scorers import kv_cache_scores, queue_scores
+from prefixwatch.router.policy import Fleet, LoadReport, RouteRequest, Worker
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.synthetic import session_requests
 from tests.router.fleets import BLOCK, a_fleet, a_request
 
 PREFIX_ONLY: dict[str, Any] = {"prefix_weight": 1.0, "queue_weight": 0.0, "kv_weight": 0.0}
@@ -44,7 +44,7 @@ def test_without_text_16_tokens_make_a_block_and_256_blocks_are_the_most() -> No
 def test_the_queue_scorer_spans_0_to_1_and_is_1_where_all_are_equal() -> None:
     workers = a_fleet([0, 0, 0], report=reports((8, 0.2), (2, 1.0), (5, None))).workers
     assert queue_scores(workers) == [0.0, 1.0, 0.5]
-    assert kv_cache_scores(workers) == [0.8, 0.0, 1.0]
+    assert kv_cache_scores(workers) == [0.8, 0.0, 0.0]  # unknown isn't empty
     assert queue_scores([Worker("a"), Worker("b")]) == [1.0, 1.0]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.policies import make_policy
+from prefixwatch.router.policies import make_policy
 from tests.router.fleets import a_fleet, a_request
 
 PLAIN: dict[str, Any] = {

@@ -5,17 +5,18 @@ from typing import Any
 
 import pytest
 
-from engines.model import EngineConfig, EngineModel, SimRequest
-from engines.step_time import StepTime
-from router.app import create_app
-from router.config import RouterConfig
-from router.errors import RouterError
-from router.policies import make_policy
-from router.policy import Fleet, Worker
-from stack.engine_views import TruthView
-from stack.simulate import SimulationResult, simulate_requests
-from stack.synthetic import SharedPrefixWorkload, shared_prefix_requests
-from stack.trace import SimulatedRequest
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel, SimRequest
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.errors import RouterError
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import Fleet, Worker
+from prefixwatch.router.serving.router import create_app
+from prefixwatch.simulator.engine_views import TruthView
+from prefixwatch.simulator.result import SimulationResult
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
+from prefixwatch.simulator.traffic.trace import SimulatedRequest
 from tests.router.fleets import BLOCK, a_fleet, a_request
 
 ENGINE = EngineConfig(StepTime(base_s=0.01, per_prefill_token_s=1e-4), block_size=BLOCK, capacity_blocks=4_000)
@@ -70,7 +71,7 @@ def test_the_truth_about_one_engine() -> None:
     assert step.prefill_tokens == 2048
     assert view.depths(second) == {"w0": 210}
     fleet = Fleet([Worker("w0")], view.depths, 0.1)
-    view.tell(fleet, [step.duration_s])
+    view.tell(fleet, {"w0": step.duration_s})
     left_s = step.duration_s - 0.1
     assert fleet.workers[0].backlog_seconds == pytest.approx(left_s + 0.01 + (1152 + 160) * 1e-4)
     assert fleet.prefill_seconds is not None

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.model import EngineConfig
-from engines.step_time import StepTime
-from router.policies import make_policy
-from router.policies.preble import Preble
-from router.policy import NO_TOKENS, Policy, RouteRequest
-from router.prefix_tree_load import Node, PrefixTreeLoad, node_prefill_seconds, prefill_seconds
-from stack.simulate import simulate_requests
-from stack.synthetic import SharedPrefixWorkload, shared_prefix_requests
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policies.preble.policy import Preble
+from prefixwatch.router.policies.preble.prefix_tree_load import (
+    Node,
+    PrefixTreeLoad,
+    node_prefill_seconds,
+    prefill_seconds,
+)
+from prefixwatch.router.policy import NO_TOKENS, Policy, RouteRequest
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from tests.router.fleets import BLOCK, a_fleet
 
 _fresh = count(1_000_000)

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from router.prefill_predictor import CalibratedPredictor, FormulaPredictor, LearningPredictor, Prefill
+from prefixwatch.router.policies.flexlb.prefill_predictor import (
+    CalibratedPredictor,
+    FormulaPredictor,
+    LearningPredictor,
+    Prefill,
+)
 
 INITIAL_MS = {
     ((4096, 0),): 320.4663191451795,

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from uhashring import HashRing
 
-from engines.model import EngineConfig
-from engines.step_time import StepTime
-from kvcache.blocks import as_tokens
-from router.policies import make_policy
-from router.policies.loadaware_tokens import LoadAwareTokens
-from router.policies.prefixaware import PrefixAware, text_path
-from router.policy import Fleet, RouteRequest, Worker
-from stack.simulate import SimulationResult, simulate_requests
-from stack.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.kvcache.blocks import as_tokens
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policies.production_stack.loadaware_tokens import LoadAwareTokens
+from prefixwatch.router.policies.production_stack.prefixaware import PrefixAware, text_path
+from prefixwatch.router.policy import Fleet, RouteRequest, Worker
+from prefixwatch.simulator.result import SimulationResult
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve
 
 FALLBACKS = ["session", "kvaware", "loadaware", "loadaware_tokens"]

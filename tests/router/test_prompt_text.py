@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvcache.tokenizer import Tokenizer
-from router.app import create_app
-from router.config import RouterConfig, TenantsConfig
-from router.policies import make_policy
-from router.prompt import CHAT, COMPLETIONS, PromptReader
+from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.router.config import RouterConfig, TenantsConfig
+from prefixwatch.router.exchange.endpoints import CHAT, COMPLETIONS
+from prefixwatch.router.exchange.prompt import PromptReader
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.serving.router import create_app
 from tests.router.conftest import Start
 from tests.router.fake_engine import FakeEngine
 
@@ -43,6 +45,23 @@ def test_nothing_is_tokenised_for_a_policy_that_looks_at_text(tokenizer: Tokeniz
     assert (prompt.text, prompt.tokens) == ("once", None)
     config = RouterConfig.model_validate({"workers": [{"name": "a", "url": "http://127.0.0.1:1"}]})
     create_app(config, policy=make_policy("prefixaware"), tokenizer=None)
+
+
+@pytest.mark.parametrize(("salts", "found"), [({"acme": "salt a", "bolt": "salt b"}, False), ({}, True)])
+def test_a_tenants_text_is_found_tokenised_exactly_where_its_cache_is_shared(
+    salts: dict[str, str], found: bool
+) -> None:
+    """Else the router itself would show in time what another tenant sent, whatever the engines' salts."""
+    tokenizer = Tokenizer(default_model_dir())
+    assert tokenizer.segments is not None
+    reader = PromptReader(tokenizer, block_size=16, tenants=TenantsConfig(names=["acme", "bolt"], salts=salts))
+    body = json.dumps({"messages": [{"role": "user", "content": f"a secret of {sorted(salts)}"}]}).encode()
+    counted = []
+    for tenant in ("acme", "bolt"):
+        before = tokenizer.segments.misses
+        reader.read(CHAT, body, tenant, tokens=True, blocks=True)
+        counted.append(tokenizer.segments.misses - before)
+    assert (counted[1] < counted[0]) is found
 
 
 async def test_chats_that_open_alike_meet_at_one_engine(engines: list[FakeEngine], start: Start) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.policies import make_policy
+from prefixwatch.router.policies import make_policy
 from tests.router.fake_engine import (
     DONE,
     ROLE,
@@ -289,7 +289,7 @@ async def test_names_that_only_clients_use_make_no_series(engines: Engines, star
     async with client.session.get(f"{client.url}/metrics") as answer:
         text = await answer.text()
     assert "nope" not in text
-    assert client.value("requests_total", worker="a", model="other", outcome="completed") == 30
+    assert client.value("requests_total", worker="none", model="other", outcome="rejected") == 30
 
 
 async def test_a_tenants_salt_comes_from_the_router(engines: Engines, start: Start) -> None:
@@ -329,8 +329,10 @@ async def test_a_policy_that_does_not_look_is_not_tokenised_for(engines: Engines
 async def test_headers_reach_the_engine_but_not_those_of_one_hop(engines: Engines, start: Start) -> None:
     client = await start(engines[:1])
     headers = {"Authorization": "Bearer key", "traceparent": "00-1-2-01", "Accept-Encoding": "gzip"}
+    headers |= {"Connection": "keep-alive, X-Hop ,x-other", "X-Hop": "1", "X-Other": "1"}  # RFC 9110, 7.6.1
     async with client.chat(headers=headers) as answer:
         await answer.read()
     (seen,) = engines[0].headers
     assert (seen["authorization"], seen["traceparent"]) == ("Bearer key", "00-1-2-01")
     assert seen["accept-encoding"] == "identity"
+    assert not seen.keys() & {"x-hop", "x-other"}

@@ -165,11 +165,36 @@ async def test_a_client_that_stops_reading_is_let_go_and_not_blamed_on_the_engin
     assert client.value("requests_total", worker="a", model="tiny", outcome="disconnected") == 1
 
 
-async def test_no_first_byte_in_time_is_a_504(engines: Engines, start: Start) -> None:
+async def test_a_worker_that_is_silent_costs_one_retry_and_leaves_the_rotation(engines: Engines, start: Start) -> None:
+    """Its /health goes on answering 200."""
     engines[0].behaviour = never_answer
+    client = await start(engines, timeouts={"first_byte_seconds": 0.3})
+    for _ in range(4):
+        async with client.chat() as answer:
+            assert answer.status == 200
+            await answer.read()
+    assert (len(engines[0].bodies), len(engines[1].bodies)) == (1, 4)
+    assert client.value("retries_total", reason="slow") == 1
+    assert client.value("worker_up", worker="a") == 0
+    assert client.value("worker_flaps_total", worker="a") == 1
+
+
+async def test_no_first_byte_from_anybody_is_a_504(engines: Engines, start: Start) -> None:
+    for engine in engines:
+        engine.behaviour = never_answer
     client = await start(engines, timeouts={"first_byte_seconds": 0.1})
     async with client.chat() as answer:
-        assert (answer.status, (await answer.json())["error"]["type"]) == (504, "router_timed_out")
+        error = (await answer.json())["error"]
+        assert (answer.status, error["type"]) == (504, "router_timed_out")
+        assert error["message"] == "engine a did not respond in time; then engine b did not respond in time"
+    await client.settled()
+
+
+async def test_a_whole_answer_has_its_own_patience_and_no_second_try(engines: Engines, start: Start) -> None:
+    engines[0].behaviour = never_answer
+    client = await start(engines, timeouts={"first_byte_seconds": 0.01, "answer_seconds": 0.3})
+    async with client.chat(stream=False) as answer:
+        assert answer.status == 504
     assert engines[1].bodies == []
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from router.cache_view import HistoryView
-from router.ledger import Ledger
-from router.policies import make_policy
-from router.policies.cache_aware_v1 import CacheAwareV1
-from router.policy import Fleet, LoadReport, Policy, RouteRequest, Worker
+from prefixwatch.router.placement.cache_view import HistoryView
+from prefixwatch.router.placement.ledger import Ledger
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policies.sglang.cache_aware_v1 import CacheAwareV1
+from prefixwatch.router.policy import Fleet, LoadReport, Policy, RouteRequest, Worker
 from tests.router.fake_engine import DONE, Behaviour, FakeEngine, Out, delta, never_answer, reset_at_once, until
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve
 
@@ -143,6 +143,8 @@ async def test_a_request_that_hangs_shows_by_its_age_and_ends_at_its_deadline(
     engines[0].behaviour = never_answer
     client = await start(engines[:1], timeouts={"first_byte_seconds": 0.2})
     assert client.value("oldest_in_flight_seconds") is None
+    declared = {family.name for family in client.router.metrics.registry.collect()}
+    assert "prefixwatch_router_oldest_in_flight_seconds" in declared
     asking = asyncio.ensure_future(_ask(client))
     await until(lambda: engines[0].running == 1)
     age = client.value("oldest_in_flight_seconds")

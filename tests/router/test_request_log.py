@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvcache.pseudonyms import Pseudonyms
-from kvcache.request_record import RequestPage, RequestRecord
-from router.cold_start import served_nothing
-from router.records import trace_id_of
-from router.request_log import RequestLog
+from prefixwatch.kvcache.request_record import Pseudonyms, RequestPage, RequestRecord
+from prefixwatch.router.records.cold_start import served_nothing
+from prefixwatch.router.records.recorder import trace_id_of
+from prefixwatch.router.records.request_log import RequestLog
 from tests.router.conftest import Client, Start
 from tests.router.fake_engine import (
     DONE,
@@ -277,3 +276,69 @@ async def test_a_wrong_after_is_refused_with_the_remedy(start: Start, engines: l
     async with client.session.get(f"{client.url}/router/requests", params={"after": after}) as answer:
         assert answer.status == 400
         assert "give the last one that you have, or 0" in (await answer.json())["error"]["message"]
+
+
+async def test_reuse_across_tenants_has_a_cause_and_the_requests_that_show_it(
+    start: Start, engines: list[FakeEngine]
+) -> None:
+    client = await start(engines[:1], **AUDITED)
+    engines[0].script = [answering(cached=0), answering(cached=80)]
+    for request, tenant in (("r1", "acme"), ("r2", "bolt")):
+        headers = {"x-tenant-id": tenant, "X-Request-Id": request}
+        body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": TEXT}]}
+        async with client.session.post(f"{client.url}/v1/chat/completions", json=body, headers=headers) as answer:
+            await answer.read()
+    first, second = (await page(client)).records
+    assert (first.finding, first.finding_requests) == ("", ())
+    assert (second.finding, second.finding_requests) == ("tenant_without_salt", ("r2", "r1"))
+    assert second.finding_tenant == first.tenant
+
+
+async def test_a_worker_drains_by_request_of_an_administrator(start: Start, engines: list[FakeEngine]) -> None:
+    client = await start(engines[:2], admin_token="a-long-enough-token")
+    [name, other] = [worker["name"] for worker in (await admin_health(client))["workers"]]
+    address = f"{client.url}/router/workers/{name}/drain"
+    async with client.session.post(address) as refused:
+        assert refused.status == 401
+    async with client.session.post(address, headers=ADMIN) as answer:
+        assert await answer.json() == {"name": name, "draining": True, "in_flight": 0}
+    for _ in range(4):
+        async with await client.chat() as response:
+            assert response.headers["x-prefixwatch-worker"] == other
+    async with client.session.get(address, headers=ADMIN) as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST, DELETE")
+    assert (await admin_health(client))["workers"][0]["draining"] is True, "whoever looks changes nothing"
+    async with client.session.delete(address, headers=ADMIN) as answer:
+        assert (await answer.json())["draining"] is False
+    async with client.session.post(f"{client.url}/router/workers/nobody/drain", headers=ADMIN) as answer:
+        assert answer.status == 404
+
+
+ADMIN = {"Authorization": "Bearer a-long-enough-token"}
+
+
+async def admin_health(client: Client) -> Any:
+    async with client.session.get(f"{client.url}/health", headers=ADMIN) as answer:
+        return await answer.json()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/generate"])
+async def test_answers_of_other_formats_have_their_token_counts_in_the_record(
+    start: Start, engines: list[FakeEngine], path: str
+) -> None:
+    async def answer(out: Out) -> None:
+        await out.json(
+            {"usage": {"input_tokens": 80, "input_tokens_details": {"cached_tokens": 64}, "output_tokens": 5}}
+        )
+
+    engines[0].behaviour = answer
+    client = await start(engines[:1])
+    async with client.session.post(f"{client.url}{path}", json={"model": "tiny"}) as answered:
+        await answered.read()
+    record = await last_record(client)
+    assert (record.outcome, record.prompt_tokens, record.cached_tokens, record.output_tokens) == (
+        "completed",
+        80,
+        64,
+        5,
+    )

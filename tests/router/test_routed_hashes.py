@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.routed_hashes import RoutedHashes
+from prefixwatch.router.policies.shared.routed_hashes import RoutedHashes
 
 WORKERS = ["a", "b", "c"]
 steps = st.one_of(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from documents import DocumentError, load
-from router.app import serve
-from router.config import RouterConfig
-from router.errors import RouterError
+from prefixwatch.documents import DocumentError, load
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.errors import RouterError
+from prefixwatch.router.serving.app import serve
 from tests.router.fake_engine import FakeEngine
 
 
@@ -24,7 +24,7 @@ def config_for(*engines: FakeEngine, **fields: Any) -> RouterConfig:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"policy": {"name": "round_robbin"}}, "unknown policy 'round_robbin' (did you mean round_robin?)"),
+        ({"policy": {"name": "round_robbin"}}, "unknown policy 'round_robbin': did you mean 'round_robin'?"),
         ({"policy": {"name": "cache_aware", "options": {"x": 1}}}, "has no option 'x'"),
         ({"policy": {"name": "cache_aware"}}, "set model_dir to the folder of the served model"),
         ({"model_dir": "/nowhere"}, "no tokenizer.json in /nowhere"),
@@ -54,6 +54,16 @@ async def test_a_port_in_use_is_named(engines: list[FakeEngine]) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(RouterError, match=rf"can't listen on 127.0.0.1:{port}: .*choose another port"):
             await serve(config_for(*engines, port=port))
+
+
+async def test_the_address_of_an_ipv6_host_is_a_url(engines: list[FakeEngine]) -> None:
+    addresses: asyncio.Queue[str] = asyncio.Queue()
+    serving = asyncio.create_task(serve(config_for(*engines, host="::1"), ready=addresses.put_nowait))
+    async with asyncio.timeout(60):
+        address = await addresses.get()
+    assert address.startswith("http://[::1]:")
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_engines_that_cannot_be_reached_are_named() -> None:
@@ -101,7 +111,7 @@ async def test_the_module_runs_and_stops_on_its_own(engines: list[FakeEngine], t
     file = tmp_path / "router.json"
     workers = [{"name": engine.name, "url": engine.url} for engine in engines]
     file.write_text(json.dumps({"workers": workers, "port": 0, "policy": {"name": "round_robin"}}))
-    command = [sys.executable, "-m", "router.app", "--config", str(file)]
+    command = [sys.executable, "-P", "-m", "prefixwatch.router.serving.app", "--config", str(file)]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     assert (await process.stdout.readline()).startswith(b"router ready on http://127.0.0.1:")
@@ -110,7 +120,7 @@ async def test_the_module_runs_and_stops_on_its_own(engines: list[FakeEngine], t
 
 
 async def test_the_module_reports_trouble_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "router.app", "--config", str(tmp_path / "none.yaml")]
+    command = [sys.executable, "-P", "-m", "prefixwatch.router.serving.app", "--config", str(tmp_path / "none.yaml")]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, stderr = await process.communicate()
     assert process.returncode == 2

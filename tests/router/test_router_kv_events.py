@@ -11,7 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kvcache.tokenizer import Tokenizer
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from tests.router.fake_engine import FakeEngine, until
 
 Start = Any  # a coroutine function, see conftest.start

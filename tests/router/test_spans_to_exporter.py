@@ -6,9 +6,9 @@ from typing import Any
 
 from aiohttp import web
 
-from exporters.spans.config import OtlpConfig
-from exporters.spans.receiver import OtlpReceiver
-from kvcache.request_record import RequestRecord
+from prefixwatch.exporters.spans.config import OtlpConfig
+from prefixwatch.exporters.spans.receiver import OtlpReceiver
+from prefixwatch.kvcache.request_record import RequestRecord
 from tests.router.fake_engine import DONE, ROLE, FakeEngine, Out, delta, reset_at_once, usage
 
 Start = Any  # a coroutine function, see conftest.start
@@ -26,7 +26,7 @@ class Ledger:
 async def received(start: Start, engines: list[FakeEngine], read_elsewhere: Any, *tenants: str) -> list[RequestRecord]:
     """One chat for each tenant through a router that sends its spans to a receiver."""
     ledger = Ledger()
-    receiver = OtlpReceiver(OtlpConfig(), ledger, tenants=("alice",), read_elsewhere=read_elsewhere)
+    receiver = OtlpReceiver(OtlpConfig(), ledger.record, tenants=("alice",), read_elsewhere=read_elsewhere)
     app = web.Application()
     app.add_routes(receiver.routes())
     runner = web.AppRunner(app)

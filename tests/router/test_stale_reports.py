@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from time import perf_counter
-from typing import ClassVar
 
 import pytest
 
-from kvcache.blocks import block_hashes
-from router.app import Router
-from router.cache_view import NoView
-from router.config import RouterConfig
-from router.dispatch import Dispatcher
-from router.ledger import Ledger
-from router.policies import make_policy
-from router.policy import NO_TOKENS, Decision, Fleet, LoadReport, Needs, Policy, RouteRequest
+from prefixwatch.kvcache.blocks import block_hashes
+from prefixwatch.router.config import RouterConfig
+from prefixwatch.router.placement.cache_view import NoView
+from prefixwatch.router.placement.dispatch import Dispatcher
+from prefixwatch.router.placement.ledger import Ledger
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import NO_TOKENS, Decision, Fleet, LoadReport, Needs, Policy, RouteRequest
+from prefixwatch.router.serving.router import Router
 
 
 class Witness(Policy):
@@ -24,7 +23,7 @@ class Witness(Policy):
     name = "witness"
     source = "test"
     needs = Needs(engine_load=True)
-    reasons: ClassVar[tuple[str, ...]] = ("first",)
+    reasons = ("first",)
 
     def __init__(self) -> None:
         super().__init__()

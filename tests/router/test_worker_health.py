@@ -5,8 +5,8 @@ import errno
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 
-from router.config import HealthConfig, WorkerConfig
-from router.health import Fault, HealthMonitor, connect_fault
+from prefixwatch.router.config import HealthConfig, WorkerConfig
+from prefixwatch.router.serving.health import Fault, HealthMonitor, connect_fault
 
 
 class Watched:
@@ -72,3 +72,78 @@ def test_running_out_of_file_descriptors_is_not_the_workers_fault() -> None:
     watched.monitor.failed("a", connect_fault(error), str(error))
     assert watched.monitor.is_up("a")
     assert watched.told == ["a up"]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def monitor(clock: Clock, **settings: float) -> HealthMonitor:
+    workers = [WorkerConfig(name="a", url="http://engine")]
+    config = HealthConfig.model_validate(settings)
+    return HealthMonitor(workers, config, on_up=lambda name: None, on_gone=lambda name: None, clock=clock)
+
+
+def test_n_failures_in_a_row_to_leave_and_m_successes_to_return() -> None:
+    health = monitor(Clock(), failures_to_leave=3, successes_to_return=2)
+    health.passed("a")  # a worker that is new needs one
+    assert health.is_up("a")
+    for failures in (2, 3):
+        for _ in range(failures):
+            assert health.is_up("a")
+            health.failed("a", Fault.RESET, "reset")
+        if failures == 2:
+            health.heard("a")  # a request that it answers ends the row
+    assert not health.is_up("a")
+    health.passed("a")
+    health.failed("a", Fault.RESET, "reset")
+    health.passed("a")
+    assert not health.is_up("a")
+    health.passed("a")
+    assert (health.is_up("a"), health.flaps()) == (True, {"a": 1})
+
+
+def test_a_refused_connection_needs_no_second_one() -> None:
+    health = monitor(Clock(), failures_to_leave=3)
+    health.passed("a")
+    health.failed("a", Fault.REFUSED, "refused")
+    assert not health.is_up("a")
+
+
+def test_a_silent_worker_stays_out_for_a_while_whatever_its_health_says() -> None:
+    clock = Clock()
+    health = monitor(clock, silent_seconds=30)
+    health.passed("a")
+    clock.now = 100.0
+    health.timed_out("a", 40.0, "no answer within 60 s")
+    health.passed("a")
+    assert (health.is_up("a"), health.states["a"].reason) == (False, "no answer within 60 s")
+    clock.now = 130.0
+    health.passed("a")
+    assert health.is_up("a")
+
+
+def test_a_worker_that_answers_others_meanwhile_is_slow_and_not_silent() -> None:
+    """Under overload all workers are slow: taking them out would make it worse."""
+    clock = Clock()
+    health = monitor(clock)
+    health.passed("a")
+    clock.now = 50.0
+    health.heard("a")
+    health.timed_out("a", 40.0, "no answer within 60 s")
+    assert (health.is_up("a"), health.flaps()) == (True, {"a": 0})
+
+
+def test_a_draining_worker_gets_no_requests_until_its_process_has_ended() -> None:
+    watched = Watched()
+    watched.monitor.passed("a")
+    watched.monitor.states["a"].draining = True
+    watched.monitor.passed("a")
+    assert (watched.monitor.is_up("a"), watched.monitor.up()) == (False, {"a": True})
+    watched.monitor.failed("a", Fault.REFUSED, "stopped")
+    watched.monitor.passed("a")
+    assert watched.monitor.is_up("a")

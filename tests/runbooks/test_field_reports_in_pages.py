@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runbooks.page import shipped_runbooks
+from prefixwatch.runbooks.page import shipped_runbooks
 
 PAGES = shipped_runbooks().pages
 
@@ -12,33 +12,33 @@ PAGES = shipped_runbooks().pages
 @pytest.mark.parametrize(
     ("report", "alert", "section", "says"),
     [
-        ("EM03", "DataQualityMisleading", "Impact", "half the external ratio (vllm-project/vllm#28585)"),
-        ("EM06", "PrefixHitRateLow", "Diagnosis", "floor(shared / block size) × block size is the ceiling, 0 for 240"),
-        ("EM14", "DataQualityMisleading", "Impact", "one data-parallel rank in eight (sgl-project/sglang#6892)"),
-        ("EM17", "MetricsEndpointFailing", "Diagnosis", "a network volume or isn't writable (vllm-project/vllm#49983)"),
+        ("EM03", "DataQualityMisleading", "Meaning", "half the external ratio (vllm-project/vllm#28585)"),
+        ("EM06", "PrefixHitRateLow", "Evidence", "floor(shared / block size) × block size is the ceiling, 0 for 240"),
+        ("EM14", "DataQualityMisleading", "Meaning", "one data-parallel rank in eight (sgl-project/sglang#6892)"),
+        ("EM17", "MetricsEndpointFailing", "Evidence", "a network volume or isn't writable (vllm-project/vllm#49983)"),
         (
             "EM48",
             "DataQualityMisleading",
-            "Diagnosis",
+            "Evidence",
             "only the first won (ai-dynamo/nixl#1838); values are not scaled",
         ),
-        ("RT24", "InFlightUndercount", "Impact", "588 believed, 1,029 real (llm-d/llm-d-router#2295)"),
-        ("RT26", "InFlightLeak", "Diagnosis", "A plateau at exactly 100 is a client's connection pool"),
-        ("RT31", "WorkerSlow", "Diagnosis", "A proxy that buffers the stream has it the other way round"),
-        ("RT43", "WorkerHotspot", "Diagnosis", "each router replica sees only its share of the requests"),
-        ("SL04", "SloTooFewEventsToJudge", "Impact", "vonrobak/fedora-homelab-containers#165"),
-        ("SL18", "DiscoveryEmpty", "Impact", "a label or port that doesn't match looks just like an empty fleet"),
+        ("RT24", "InFlightUndercount", "Meaning", "588 believed, 1,029 real (llm-d/llm-d-router#2295)"),
+        ("RT26", "InFlightLeak", "Evidence", "A plateau at exactly 100 is a client's connection pool"),
+        ("RT31", "WorkerSlow", "Evidence", "A proxy that buffers the stream has it the other way round"),
+        ("RT43", "WorkerHotspot", "Evidence", "each router replica sees only its share of the requests"),
+        ("SL04", "SloTooFewEventsToJudge", "Meaning", "vonrobak/fedora-homelab-containers#165"),
+        ("SL18", "DiscoveryEmpty", "Meaning", "a label or port that doesn't match looks just like an empty fleet"),
         (
             "LT02",
             "SessionPrefixHitRateLow",
-            "Diagnosis",
-            "text that is tokenised again differs from what was generated",
+            "Evidence",
+            "text that is tokenized again differs from what was generated",
         ),
-        ("LT10", "WorkerSlow", "Diagnosis", "The client's own CPU governor can look just so from outside"),
+        ("LT10", "WorkerSlow", "Evidence", "The client's own CPU governor can look just so from outside"),
         (
             "LT21",
             "PrefillWaitLong",
-            "Diagnosis",
+            "Evidence",
             "a proxy's connection pool (vllm-project/production-stack#767), not the",
         ),
     ],

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from runbooks.promql import QueryError, Sample, evaluate, metric_names
-from runbooks.snapshots import Snapshots
+from prefixwatch.runbooks.promql import Sample, evaluate
+from prefixwatch.runbooks.snapshots import Snapshots
+from prefixwatch.slo.promql import QueryError
 
 FIRST = """
 hits_total{target="a"} 100
@@ -108,14 +109,12 @@ def test_what_needs_a_prometheus_is_refused(pages: Snapshots, query: str) -> Non
         evaluate(query, pages)
 
 
+def test_a_quantile_over_series_lies_between_the_nearest_ranks(pages: Snapshots) -> None:
+    values = sorted(sample.value for sample in evaluate("load", pages))
+    expected = values[0] + (values[1] - values[0]) * 0.25 * (len(values) - 1)
+    assert evaluate("quantile(0.25, load)", pages)[0].value == pytest.approx(expected)
+
+
 def test_an_ambiguous_match_is_refused(pages: Snapshots) -> None:
     with pytest.raises(QueryError, match="several series on the right"):
         evaluate("load / on () load", pages)
-
-
-def test_the_names_that_a_query_reads() -> None:
-    assert metric_names("sum(rate(a_total[5m])) / (b > 1) or histogram_quantile(0.9, c_bucket)") == {
-        "a_total",
-        "b",
-        "c_bucket",
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runbooks.reading import check_condition, holds
+from prefixwatch.runbooks.reading import check_condition, holds
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from alerts.build import known_metrics
-from documents import DocumentError
-from slo.definition import HistogramIndicator, RatioIndicator, ValueIndicator
-from slo.definitions import load_slos
-from slo.document import load_objectives, load_request_objectives
-from slo.library import SHIPPED, shipped_names
+from prefixwatch.alerts.build import known_metrics
+from prefixwatch.documents import DocumentError
+from prefixwatch.slo.build import load_objectives, load_request_objectives, load_slos
+from prefixwatch.slo.read import SHIPPED, shipped_names
+from prefixwatch.slo.rule_model import HistogramIndicator, RatioIndicator, ValueIndicator
 from tests.slo.written import FOREIGN, one, write
 
 MISS_COST = (SHIPPED / "miss-cost.yaml").read_text(encoding="utf-8")
@@ -180,7 +179,7 @@ def test_another_version_is_refused_in_one_message(tmp_path: Path) -> None:
         one(tmp_path, alpha)
 
     assert str(caught.value) == (
-        f"{tmp_path / 'own.yaml'}:1: apiVersion: should be 'openslo/v1', got 'openslo/v1alpha': in v1 queries stand in "
+        f"{tmp_path / 'own.yaml'}:1: apiVersion: should be 'openslo/v1', got 'openslo/v1alpha': in v1 queries are in "
         "indicator.spec (ratioMetric, thresholdMetric), and timeWindows {count: 30, unit: Day} is timeWindow "
         "{duration: 30d, isRolling: true}: rewrite it"
     )
@@ -192,12 +191,12 @@ HITS = "query: prefixwatch_session_hit_tokens_total"
 FAULTS = [
     # document, old text, new text, text on the line that is named, message
     (MISS_COST, "value: 1.5", "value: 1.4", "value: 1.4",
-     "1.4 is no bucket bound of prefixwatch_prefix_miss_cost_ratio: use 1.25 or 1.5 (its bounds: 0.5, 0.75"),
+     "1.4 is not a bucket bound of prefixwatch_prefix_miss_cost_ratio: use 1.25 or 1.5 (its bounds: 0.5, 0.75"),
     (MISS_COST, "value: 1.5", "value: 30", "value: 30",
-     "30 is no bucket bound of prefixwatch_prefix_miss_cost_ratio: use 20 "),
+     "30 is not a bucket bound of prefixwatch_prefix_miss_cost_ratio: use 20 "),
     (MISS_COST, QUERY, "query: prefixwatch_prefix_mis_cost_ratio_bucket", "query:",
      "no metric prefixwatch_prefix_mis_cost_ratio_bucket: did you mean 'prefixwatch_prefix_miss_cost_ratio_bucket'?"),
-    (MISS_COST, QUERY, "query: 'up +'", "spec:", "is no PromQL"),
+    (MISS_COST, QUERY, "query: 'up +'", "spec:", "not PromQL"),
     (MISS_COST, QUERY, "query: prefixwatch_sessions", "spec:", "gives values, not events"),
     (MISS_COST, "isRolling: true", "isRolling: false", "duration:", "a calendar window needs a calendar"),
     (MISS_COST, "duration: 30d", "duration: 1M", "duration:", "1M differs in length: a rolling window is given in m"),
@@ -205,13 +204,13 @@ FAULTS = [
     (MISS_COST, "Occurrences", "Timeslices", "op: lte", "Timeslices needs timeSliceWindow here"),
     (MISS_COST, "target: 0.95", "target: 0.95\n      timeSliceWindow: 5m", "op: lte", "belong to Timeslices"),
     (SESSION, "counter: true", "counter: false", "counter:", "gauges can't be added up over time"),
-    (SESSION, HITS, f'{HITS}{{tenant="a"}}', "query:", "has no label 'tenant': its labels are none"),
+    (SESSION, HITS, f'{HITS}{{tenant="a"}}', "query:", "has no label 'tenant': its labels are model,"),
     (SESSION, HITS, "query: a_total / b_total", "spec:", "is more than a counter"),
-    (SESSION, HITS, f"{HITS} offset 1h", "spec:", "asks for another time: rules put their own windows around it"),
+    (SESSION, HITS, f"{HITS} offset 1h", "spec:", "has offset or @: remove it, as rules put their own"),
     (SESSION, HITS, 'query: prefixwatch_prefix_miss_cost_ratio_bucket{le="1.4"}', "query:",
-     "1.4 is no bucket bound of prefixwatch_prefix_miss_cost_ratio_bucket: use 1.25 or 1.5"),
-    (SESSION, "type: Prometheus", "type: Datadog", "type: Datadog", "datadog is not read here: rules are made for"),
-    (SESSION, 'minimum-events: "100000"', 'minimum-events: "none"', "minimum-events", "'none' is no number"),
+     "1.4 is not a bucket bound of prefixwatch_prefix_miss_cost_ratio_bucket: use 1.25 or 1.5"),
+    (SESSION, "type: Prometheus", "type: Datadog", "type: Datadog", "datadog is not supported: rules are written for"),
+    (SESSION, 'minimum-events: "100000"', 'minimum-events: "none"', "minimum-events", "'none' is not a number"),
     (SESSION, "prefixwatch.dev/switch", "prefixwatch.dev/swich", "annotations:", "unknown annotation"),
     (FOREIGN, "indicatorRef: web-success", "indicatorRef: web-succes", "indicatorRef:",
      "no SLI named 'web-succes': did you mean 'web-success'?"),
@@ -220,7 +219,7 @@ FAULTS = [
     (FOREIGN, "lookbackWindow: 2h", "lookbackWindow: 28d", "lookbackWindow", "28d is as long as the SLO's window"),
     (FOREIGN, "  name: our-prometheus", "  name: theirs", "metricSourceRef", "no DataSource named 'our-prometheus'"),
     (FOREIGN, "kind: AlertPolicy", "kind: AlertPolice", "kind: AlertPolice",
-     "kind: 'AlertPolice' is not read here: did you mean 'AlertPolicy'?"),
+     "kind: 'AlertPolice' isn't supported in this file: did you mean 'AlertPolicy'?"),
 ]  # fmt: skip
 
 
@@ -243,10 +242,10 @@ def test_a_fault_names_file_line_and_remedy(
 @pytest.mark.parametrize(
     ("zone", "start", "duration", "message"),
     [
-        ("Europe/Bonn", "2026-01-01", "1M", "'Europe/Bonn' is no time zone of the IANA database"),
+        ("Europe/Bonn", "2026-01-01", "1M", "'Europe/Bonn' is not an IANA time zone"),
         ("UTC", "2026-01-31", "1M", "can't start on day 31, which some months lack: use 1 to 28"),
         ("UTC", "2026-02-30", "1M", "'2026-02-30' day is out of range"),
-        ("UTC", "2026-01-01", "36h", "36h is not read as a calendar window: use d, w, M"),
+        ("UTC", "2026-01-01", "36h", "36h is not a calendar window: use d, w, M"),
     ],
 )
 def test_calendar_windows_that_cannot_be_kept_are_refused(

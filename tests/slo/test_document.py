@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from documents import DocumentError
-from slo.document import SHIPPED, load_objectives, shipped_names
-from slo.objective import Condition, RequestField
-from slo.openslo import ANNOTATIONS
+from prefixwatch.documents import DocumentError
+from prefixwatch.slo.build import SHIPPED, load_objectives, shipped_names
+from prefixwatch.slo.objective import Condition, RequestField
+from prefixwatch.slo.openslo import ANNOTATIONS
 
 TTFT = (SHIPPED / "ttft.yaml").read_text(encoding="utf-8")
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.promql import QueryError, Selector, selector_of
-from slo.window import promql, seconds
+from prefixwatch.slo.promql import QueryError, Selector, metric_names, selector_of
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True)
 WORDS = {"by", "without", "on", "ignoring", "and", "or", "unless", "bool", "offset", "inf", "nan", "sum", "avg", "min"}
@@ -41,8 +40,10 @@ def test_what_a_counter_may_be_wrapped_in(query: str) -> None:
         ("a_total / b_total", "is more than a counter"),
         ("sum by (job) (a_total)", "is more than a counter"),
         ("histogram_quantile(0.9, a_bucket)", "is more than a counter"),
-        ('{job="x"}', "has no metric's name"),
-        ("a_total{", "is no PromQL"),
+        ('{job="x"}', "has no metric name"),
+        ("a_total{", "not PromQL"),
+        ("rate(a_total[5m] offset 1h)", "has offset or @: remove it"),
+        ("sum(increase(a_total[5m] @ 100))", "has offset or @: remove it"),
     ],
 )
 def test_what_is_no_counter_says_what_to_write(query: str, message: str) -> None:
@@ -50,13 +51,7 @@ def test_what_is_no_counter_says_what_to_write(query: str, message: str) -> None
         selector_of(query)
 
 
-@given(st.integers(1, 400 * 86_400))
-def test_a_length_is_written_as_it_is_read(length: int) -> None:
-    assert seconds(promql(length)) == length
+def test_the_names_that_a_query_reads_in_order() -> None:
+    query = "sum(rate(a_total[5m])) / (b > 1) or histogram_quantile(0.9, c_bucket) unless -max_over_time(d[1h:5m]) > 0"
 
-
-@pytest.mark.parametrize(
-    ("text", "length"), [("30d", 2_592_000), ("4w", 2_419_200), ("1M", 2_592_000), ("1h30m", 5400)]
-)
-def test_lengths(text: str, length: int) -> None:
-    assert seconds(text) == length
+    assert metric_names(query) == ["a_total", "b", "c_bucket", "d"]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from documents import DocumentError
-from slo.buckets import BOUNDS, le_matcher, nearest
-from slo.document import load_objectives
-from slo.library import SHIPPED
-from slo.objective import Objective, RequestField
-from slo.selection import RequestFacts, parse_length
+from prefixwatch.documents import DocumentError
+from prefixwatch.slo.buckets import BOUNDS, le_matcher, nearest
+from prefixwatch.slo.build import load_objectives
+from prefixwatch.slo.objective import Objective, RequestField
+from prefixwatch.slo.read import SHIPPED
+from prefixwatch.slo.selection import RequestFacts, parse_length
 
 TTFT = (SHIPPED / "ttft.yaml").read_text(encoding="utf-8")
 FIELD = "prefixwatch.dev/request-field: ttft_seconds"
@@ -54,10 +54,10 @@ def test_all_conditions_must_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("annotation", "value", "message"),
     [
-        ("prompt_length", "2048-512", "'2048-512' is no range of tokens: write 512-2048, or 32768"),
-        ("prompt_length", "long", "'long' is no range of tokens"),
-        ("cache", "warm", "'warm' is no cache class: use hit, partial, miss"),
-        ("session_turn", "second", "'second' is no turn: use first or later"),
+        ("prompt_length", "2048-512", "'2048-512' is not a range of tokens: write 512-2048, or 32768"),
+        ("prompt_length", "long", "'long' is not a range of tokens"),
+        ("cache", "warm", "'warm' is not a cache class: use hit, partial, miss"),
+        ("session_turn", "second", "'second' is not a turn: use first or later"),
     ],
 )
 def test_selections_that_mean_nothing_are_refused(tmp_path: Path, annotation: str, value: str, message: str) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slo.definitions import load_slos
-from slo.library import SHIPPED
-from slo.sloth import SlothError, losses, specifications
+from prefixwatch.documents.errors import InputError
+from prefixwatch.slo.build import load_slos
+from prefixwatch.slo.read import SHIPPED
+from prefixwatch.slo.sloth import losses, specifications
 from tests.slo.written import FOREIGN, one
 
 MISS_COST = (SHIPPED / "miss-cost.yaml").read_text(encoding="utf-8")
@@ -53,7 +54,7 @@ def test_what_sloth_is_not_told_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_what_sloth_cannot_be_given_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    with pytest.raises(SlothError, match=message):
+    with pytest.raises(InputError, match=message):
         specifications([one(tmp_path, MISS_COST.replace(old, new))])
 
 
@@ -62,5 +63,5 @@ def test_what_sloth_cannot_say_is_refused(tmp_path: Path) -> None:
         "target: 0.95", "target: 0.99\n      timeSliceTarget: 0.95\n      timeSliceWindow: 10m"
     )
 
-    with pytest.raises(SlothError, match="miss-cost counts time slices, and Sloth's format only events"):
+    with pytest.raises(InputError, match="miss-cost counts time slices; Sloth's format has only events"):
         specifications([one(tmp_path, text)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alerts.build import known_metrics
-from slo.definition import SloDefinition
-from slo.definitions import load_slos
+from prefixwatch.alerts.build import known_metrics
+from prefixwatch.slo.build import load_slos
+from prefixwatch.slo.rule_model import SloDefinition
 
 FOREIGN = """\
 apiVersion: openslo/v1

@@ -20,20 +20,22 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from dashboards.asked import Shown
-from dashboards.check import check
-from dashboards.prometheus import Prometheus, new_session
-from dashboards.render.page_input import Answered, Theme, answered, page_input
-from dashboards.render.pictures import browser, draw
-from dashboards.render.queries import Window
-from dashboards.render.type_check import type_errors
-from dashboards.render.verdict import PageVerdict, counted, judge, table
-from engines.tiny_model import MODEL_NAME, default_model_dir
-from slo.window import seconds
-from stack.errors import INPUT_ERRORS, UsageError
+from prefixwatch.alerts.prometheus import Prometheus, new_session
+from prefixwatch.dashboards.build import rendered
+from prefixwatch.dashboards.queries.check import check
+from prefixwatch.dashboards.queries.inventory import Shown
+from prefixwatch.documents.durations import seconds
+from prefixwatch.documents.errors import InputError
+from prefixwatch.engines.tiny_model import MODEL_NAME, default_model_dir
+from prefixwatch.stack.errors import UsageError
+from tests.dashboards.render.page_input import Answered, Theme, answered, page_input
+from tests.dashboards.render.pictures import browser, draw
+from tests.dashboards.render.queries import Window
+from tests.dashboards.render.type_check import type_errors
+from tests.dashboards.render.verdict import PageVerdict, counted, judge, table
 from tests.stack.dashboard_stack import SCRAPE_SECONDS, observed, simulated_engines, traffic
+from tests.stack.field_stack import field_prometheus
 
-SHIPPED = Path("dashboards")
 _PATIENCE_SECONDS = 150.0
 """How much longer than the pictures' range a run may last until every query has an answer."""
 
@@ -56,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         errors = type_errors(models, _shipped("v2", options.only))
         console.print(f"{len(models)} dashboards and their manifests against @grafana/schema: {len(errors)} errors")
         verdicts = list(_drawn(asyncio.run(_pages(models, options, console)), options))
-    except INPUT_ERRORS as error:
+    except InputError as error:
         console.print(f"dashboards-render: {error}", markup=False)
         return 2
     console.print(table(verdicts))
@@ -71,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.stack.dashboard_pictures")
     parser.add_argument("--out", type=Path, default=Path("results/dashboards"), help="where the pictures go")
+    parser.add_argument("--workers", type=int, help="series of so many workers, instead of a fleet of our own")
     parser.add_argument("--prometheus", help="a running Prometheus, instead of a fleet of our own")
     parser.add_argument("--scrape", default="15s", help="how often that Prometheus scrapes the exporter")
     parser.add_argument("--range", default="3m", dest="window", help="what the dashboards show")
@@ -80,12 +83,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _shipped(form: str, only: Sequence[str] | None) -> dict[str, Mapping[str, Any]]:
-    files = {file.stem: file for file in sorted((SHIPPED / form).glob("*.json"))}
-    names = only or list(files)
-    unknown = [name for name in names if name not in files]
-    if unknown or not files:
-        raise UsageError(f"{SHIPPED / form}: no dashboard {', '.join(unknown)}: there are {', '.join(files) or 'none'}")
-    return {name: json.loads(files[name].read_text(encoding="utf-8")) for name in names}
+    texts = {Path(name).stem: text for name, text in rendered().items() if name.startswith(f"{form}/")}
+    names = only or list(texts)
+    unknown = [name for name in names if name not in texts]
+    if unknown:
+        raise UsageError(f"no dashboard {', '.join(unknown)}: there are {', '.join(texts)}")
+    return {name: json.loads(texts[name]) for name in names}
 
 
 async def _pages(models: Mapping[str, Mapping[str, Any]], options: argparse.Namespace, console: Console) -> list[_Page]:
@@ -93,6 +96,13 @@ async def _pages(models: Mapping[str, Mapping[str, Any]], options: argparse.Name
     if options.prometheus:
         end = time.time()
         return await ask_all(models, options.prometheus, Window(end - length, end, seconds(options.scrape)))
+    if options.workers:
+        with tempfile.TemporaryDirectory(prefix="pw-") as name:
+            async with field_prometheus(Path(name), options.workers) as prometheus:
+                console.print(f"series of {options.workers} workers for {options.window} …")
+                await asyncio.sleep(length)
+                end = time.time()
+                return await ask_all(models, prometheus, Window(end - length, end, SCRAPE_SECONDS))
     # A name short enough for sockets.
     with tempfile.TemporaryDirectory(prefix="pw-") as name:
         folder = Path(name)

@@ -21,15 +21,15 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from alerts.build import build, rendered
-from alerts.settings import RuleSettings
-from dashboards.asked import ANNOTATION, Shown
-from dashboards.check import Outcome, check, counted
-from dashboards.prometheus import Prometheus, new_session
-from engines.process import ManagedProcess, free_ports
-from engines.simulated_config import SimulatedEngineConfig
-from engines.tiny_model import MODEL_NAME, default_model_dir
-from stack.drill_traffic import Sender, Traffic
+from prefixwatch.alerts.build import build, rendered
+from prefixwatch.alerts.prometheus import Prometheus, new_session
+from prefixwatch.alerts.settings import RuleSettings
+from prefixwatch.dashboards.queries.check import Outcome, check, counted
+from prefixwatch.dashboards.queries.inventory import ANNOTATION, Shown
+from prefixwatch.engines.process import ManagedProcess, free_ports
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
+from prefixwatch.engines.tiny_model import MODEL_NAME, default_model_dir
+from prefixwatch.stack.local.traffic import Sender, Traffic
 
 CAPTURES = Path("tests/exporters/captures")
 RECORDED = {
@@ -45,8 +45,9 @@ _READY_SECONDS = 90.0
 RANGE_SECONDS = 60.0
 _REGENERATING = 3
 """Clients that always have a request in flight: hotspots are judged from one request on average on."""
-FEW = 20
-"""Queries without an answer in this stack: no GPUs, no transfers between engines, nothing wrong."""
+FEW = 30
+"""Queries without an answer in this stack, of some 280: no GPUs, no transfers, nothing wrong, and request
+records that make engines' bounds needless."""
 FILLED_SECONDS = 180.0
 """Records over 15 hastened minutes, 20 hits and misses of one length, probes of two lengths, caches that overflow."""
 
@@ -90,10 +91,11 @@ async def simulated_engines(folder: Path, count: int = 3) -> AsyncIterator[list[
             )
             command = [
                 sys.executable,
+                "-P",
                 "-m",
-                "engines.simulated",
+                "prefixwatch.engines.simulated.server",
                 "--config",
-                str(_write(folder, name, config.model_dump(mode="json"))),
+                str(written(folder, name, config.model_dump(mode="json"))),
             ]
             process = ManagedProcess(name, command, folder / f"{name}.log")
             cleanup.callback(process.kill)
@@ -115,13 +117,16 @@ async def observed(
         tokenizer = {"model_dir": str(model_dir), "block_size": block_size}
         exporting = _exporter(engines, router, exporter, model, pages)
         config = _config(engines, _router(router, exporter), exporting, tokenizer)
-        file = _write(folder, "prefixwatch", config)
-        rules = _rules(folder)
-        scraping = _write(folder, "prometheus", _prometheus_config(rules, exporter))
+        file = written(folder, "prefixwatch", config)
+        rules = rules_folder(folder)
+        scraping = written(folder, "prometheus", prometheus_config(rules, exporter))
         commands = {
-            "router": ([sys.executable, "-m", "stack.cli", "router", "--config", str(file)], f"http://{router}/health"),
+            "router": (
+                [sys.executable, "-P", "-m", "prefixwatch", "router", "--config", str(file)],
+                f"http://{router}/health",
+            ),
             "exporter": (
-                [sys.executable, "-m", "stack.cli", "exporter", "--config", str(file)],
+                [sys.executable, "-P", "-m", "prefixwatch", "exporter", "--config", str(file)],
                 f"http://{exporter}/-/healthy",
             ),
             "prometheus": (
@@ -215,22 +220,22 @@ async def _regenerate(router: str, model: str, number: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def _write(folder: Path, name: str, content: Any) -> Path:
+def written(folder: Path, name: str, content: Any) -> Path:
     file = folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return file
 
 
-def _rules(folder: Path) -> Path:
+def rules_folder(folder: Path) -> Path:
     rules = folder / "rules"
     rules.mkdir()
-    settings = RuleSettings(hasten=HASTEN, scrape_interval_seconds=SCRAPE_SECONDS, absent_alerts=False)
+    settings = RuleSettings(speedup=HASTEN, scrape_interval_seconds=SCRAPE_SECONDS, absent_alerts=False)
     for name, text in rendered(build(settings=settings)).items():
         (rules / name).write_text(text, encoding="utf-8")
     return rules
 
 
-def _prometheus_config(rules: Path, exporter: str) -> dict[str, Any]:
+def prometheus_config(rules: Path, exporter: str) -> dict[str, Any]:
     return {
         "global": {
             "scrape_interval": "1s",
@@ -268,6 +273,7 @@ def _router(address: str, exporter: str) -> dict[str, Any]:
         "port": int(port),
         "policy": {"name": "score"},
         "cache_view": {"source": "events"},
+        "degradation": {"enabled": True, "ttft_seconds": 60.0},  # the chain is watched, and nothing enters it
         "otlp_endpoint": f"http://{exporter}/v1/traces",
     }
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from loadgen.records import RequestRecord, read_requests
-from loadgen.summary import read_summary
+from prefixwatch.loadgen.grading.summary import read_summary
+from prefixwatch.loadgen.request_log.records import RequestRecord, read_requests
+from tests.stack.command_line import prefixwatch
 
 POLICIES = ("round_robin", "cache_aware")
 EVENTS_SECONDS = 0.2
@@ -23,14 +22,12 @@ EVENTS_SECONDS = 0.2
 def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder and the printed summary of one short bench."""
     out = tmp_path_factory.mktemp("bench")
-    result = subprocess.run(
-        [sys.executable, "-m", "stack.cli", "bench", "smoke", "--policy", ",".join(POLICIES), "--repeats", "2",
-         "--json", "--out", str(out)],
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert result.returncode in (0, 3), result.stderr  # 3: a busy machine may spoil so short a run
-    assert "Verdict: " in result.stderr
-    return out, json.loads(result.stdout)
+    result = prefixwatch(
+        "bench", "smoke", "--policy", ",".join(POLICIES), "--repeats", "2", "--json", "--out", str(out)
+    )
+    assert result.code in (0, 3), result.err  # 3: a busy machine may spoil so short a run
+    assert "Verdict: " in result.err
+    return out, json.loads(result.out)
 
 
 def test_every_file_is_there(bench: tuple[Path, dict[str, Any]]) -> None:

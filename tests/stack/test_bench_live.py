@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from engines.tiny_model import default_model_dir
-from stack.bench import BenchOptions, run_bench
-from stack.errors import UsageError
+from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.stack.bench.bench import run_bench
+from prefixwatch.stack.bench.options import BenchOptions
+from prefixwatch.stack.errors import UsageError
 
 
 @pytest.mark.timeout(240)
 def test_the_page_is_there_while_the_bench_runs_and_gone_after(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stack.cli", "bench", "smoke", "--workers", "2", "--repeats", "1"]
+    command = [sys.executable, "-P", "-m", "prefixwatch", "bench", "smoke", "--workers", "2", "--repeats", "1"]
     command += ["--policy", "cache_aware", "--live", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

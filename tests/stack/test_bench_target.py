@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import ssl
@@ -12,15 +13,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from engines.tiny_model import default_model_dir
-from kvcache.tokenizer import Tokenizer
-from loadgen.records import Outcome, read_requests
+from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.request_log.records import Outcome, read_requests
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -118,8 +120,14 @@ def bench(endpoint: Endpoint, tmp_path: Path) -> Bench:
         words = [word for name, value in (options | given).items() if value for word in (f"--{name}", value)]
         words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stack.cli", "bench", str(tmp_path / "few.yaml"), *words),
-            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "STAGING_KEY": KEY, "ZETA_KEY": KEY + "-zeta"},
+            *(sys.executable, "-P", "-m", "prefixwatch", "bench", str(tmp_path / "few.yaml"), *words),
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(tmp_path),
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+                "STAGING_KEY": KEY,
+                "ZETA_KEY": KEY + "-zeta",
+            },
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -160,10 +168,24 @@ async def test_ctrl_c_ends_the_run_and_keeps_what_was_measured(
     assert summary["policies"]["target"]["requests"]["completed"] == 5 + 2
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     regraded = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stack.cli", "report", str(tmp_path / "out"), "--json"), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-P", "-m", "prefixwatch", "report", str(tmp_path / "out"), "--json"),
+        stdout=asyncio.subprocess.PIPE,
     )
     printed, _ = await regraded.communicate()
     assert json.loads(printed[printed.index(b"{\n") :])["validity"] == summary["validity"]
+
+
+async def test_a_killed_bench_leaves_no_load_generator_behind(endpoint: Endpoint, bench: Bench) -> None:
+    endpoint.hold_from = 1
+    process = await bench()
+    await endpoint.chatted.wait()
+    below = psutil.Process(process.pid).children(recursive=True)
+    generators = [child for child in below if "prefixwatch.loadgen.run" in child.cmdline()]
+    assert generators
+    process.kill()
+    await process.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, generators, timeout=60)
+    assert alive == []
 
 
 async def test_ctrl_c_before_anything_was_measured_just_ends(bench: Bench, tmp_path: Path) -> None:

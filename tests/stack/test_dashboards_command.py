@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dashboards.asked import Shown
-from dashboards.errors import DashboardError
-from dashboards.panel_queries import LOST
-from stack.dashboards_command import print_check, run_check, run_preview
-from stack.errors import INPUT_ERRORS, UsageError
+from prefixwatch.alerts.prometheus import PrometheusError, Series
+from prefixwatch.dashboards.preview import _heatmap
+from prefixwatch.dashboards.queries.inventory import Shown
+from prefixwatch.documents.errors import InputError
+from prefixwatch.stack.cli.dashboards import print_check, run_check, run_preview
+from prefixwatch.stack.errors import UsageError
 from tests.dashboards.fake_prometheus import answering
 
 
@@ -53,6 +54,17 @@ def test_all_answered_is_0_and_the_scrape_interval_is_compared() -> None:
     ]
 
 
+def test_without_the_exporter_each_panel_says_which_series_it_needs() -> None:
+    with prometheus(None) as url:
+        document, _ = run_check(url, Shown(), "prefixwatch", {"prefixwatch_kv_usage_ratio"})
+
+    why = {(row["panel"], row["ref"]): (row["status"], row["why"]) for row in document["queries"]}
+    assert why["KV cache in use", "A"][0] == "empty"
+    assert why["variable", "job"] == ("listed", "series that rules record have no job")
+    needs = [text for status, text in why.values() if text.startswith("needs the exporter, which gives prefixwatch")]
+    assert any("prefixwatch_tenant_hit_tokens_total" in text for text in needs)
+
+
 def test_an_empty_prometheus_is_1_and_names_the_queries() -> None:
     console = Console(record=True, width=300)
     with prometheus(None) as url:
@@ -62,23 +74,27 @@ def test_an_empty_prometheus_is_1_and_names_the_queries() -> None:
     assert exit_code == 1
     assert document["counts"]["data"] == 0
     told = console.export_text()
-    assert "What do canaries say?" in told
+    assert "Time to first token" in told
+    assert "no data: needs request records" in told
     assert f"{len(document['queries'])} queries: 0 with data" in told
 
 
+QUIET = Console(quiet=True)
+
+
 def test_nobody_there_is_an_error_of_the_environment() -> None:
-    with pytest.raises(DashboardError, match=r"http://127\.0\.0\.1:1"):
+    with pytest.raises(PrometheusError, match=r"http://127\.0\.0\.1:1"):
         run_check("http://127.0.0.1:1", Shown(), "prefixwatch")
-    assert issubclass(DashboardError, INPUT_ERRORS)
+    assert issubclass(PrometheusError, InputError)
 
 
 def test_a_preview_shows_values_texts_for_none_and_lost_metrics(tmp_path: Path) -> None:
     with prometheus("0.25") as url:
-        index = run_preview(url, Shown(), tmp_path / "full", ["overview"])
+        index = run_preview(url, Shown(), tmp_path / "full", ["overview"], QUIET)
     with prometheus(None) as url:
-        run_preview(url, Shown(), tmp_path / "empty", ["overview"])
-    with prometheus(str(LOST)) as url:
-        run_preview(url, Shown(), tmp_path / "lost", ["overview"])
+        run_preview(url, Shown(), tmp_path / "empty", ["overview"], QUIET)
+    with prometheus("NaN") as url:
+        run_preview(url, Shown(), tmp_path / "lost", ["overview"], QUIET)
 
     assert index == tmp_path / "full" / "index.html"
     assert (tmp_path / "full" / "plotly.min.js").stat().st_size > 1_000_000
@@ -87,16 +103,26 @@ def test_a_preview_shows_values_texts_for_none_and_lost_metrics(tmp_path: Path) 
     assert "metric gone" in (tmp_path / "lost" / "overview.html").read_text(encoding="utf-8")
 
 
+def test_a_previews_heat_map_shows_what_each_bucket_holds_beyond_the_one_below() -> None:
+    panel = {"gridPos": {"h": 8, "w": 12}, "options": {"yAxis": {"unit": "s"}}}
+    buckets = [("+Inf", [4.0, 9.0]), ("0.1", [1.0, 2.0]), ("0.5", [4.0, 8.0])]
+    named = [(le, Series({"le": le}, [(60.0 * k, value) for k, value in enumerate(values)])) for le, values in buckets]
+
+    drawn = _heatmap(panel, named)
+
+    assert '"z":[[1.0,2.0],[3.0,6.0],[0.0,1.0]]' in drawn.replace(" ", "")
+    assert "100 ms" in drawn
+
+
 def test_a_preview_has_tables_units_and_thresholds_as_the_dashboards_have_them(tmp_path: Path) -> None:
     with prometheus("0.25") as url:
-        run_preview(url, Shown(), tmp_path, ["overview", "slo-budgets"])
+        run_preview(url, Shown(), tmp_path, ["overview", "slo-budgets"], QUIET)
 
     overview, budgets = ((tmp_path / f"{name}.html").read_text("utf-8") for name in ("overview", "slo-budgets"))
-    assert "<th>budget left</th><th>gone in</th>" in budgets
+    assert "<th>budget left</th><th>used up in</th>" in budgets
     assert (
         '<span style="color:inherit">25.0%</span></td><td class="number"><span style="color:inherit">250 ms' in budgets
     )
-    assert "series: 0.25" not in overview, "a table of labels shows no value"
     assert '<th></th><td><span style="color:#006b4c">25.0%</span>' in overview, "budget left"
     assert '"ticksuffix":"s","tickformat":"~s"' in overview
     assert "1e-09" not in overview + budgets
@@ -105,4 +131,4 @@ def test_a_preview_has_tables_units_and_thresholds_as_the_dashboards_have_them(t
 
 def test_a_preview_of_an_unknown_dashboard_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no dashboard 'nothing'"):
-        run_preview("http://127.0.0.1:1", Shown(), tmp_path, ["nothing"])
+        run_preview("http://127.0.0.1:1", Shown(), tmp_path, ["nothing"], QUIET)

@@ -12,12 +12,12 @@ import trustme
 from aiohttp import web
 from typer.testing import CliRunner
 
-from runbooks.errors import EvidenceError
-from runbooks.evidence import PrometheusEvidence, ask_all, new_session, why_unanswered
-from runbooks.page import shipped_runbooks
-from stack.access import Access, access
-from stack.cli import app
-from stack.diagnose_command import DiagnoseOptions, Finding, find
+from prefixwatch.alerts.prometheus import PrometheusError, new_session, why_unanswered
+from prefixwatch.runbooks.evidence import PrometheusEvidence, ask_all
+from prefixwatch.runbooks.page import shipped_runbooks
+from prefixwatch.stack.cli.main import app
+from prefixwatch.stack.diagnose.command import DiagnoseOptions, Finding, find
+from prefixwatch.stack.local.access import Access, access
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -34,7 +34,7 @@ async def empty(_: web.Request) -> web.StreamResponse:
 async def a_prometheus(query: Handler, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Answers `/api/v1/query` only, as a store without targets does."""
     application = web.Application()
-    application.router.add_get("/api/v1/query", query)
+    application.router.add_post("/api/v1/query", query)
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
@@ -45,7 +45,7 @@ async def a_prometheus(query: Handler, *, tls: ssl.SSLContext | None = None) -> 
 
 
 async def diagnosed(url: str, given: Access | None = None) -> Finding:
-    return await find(DiagnoseOptions(prometheus=url, access=given or Access()), shipped_runbooks())
+    return await find(DiagnoseOptions(prometheus=url), shipped_runbooks(), given)
 
 
 async def test_an_empty_prometheus_is_told_from_a_healthy_fleet() -> None:
@@ -79,7 +79,9 @@ async def test_a_private_authority_is_trusted_when_its_certificate_is_given(tmp_
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
 
     async with a_prometheus(empty, tls=tls) as url:
-        with pytest.raises(EvidenceError, match=r"certificate can't be trusted: .*: give its authority's as --ca-file"):
+        with pytest.raises(
+            PrometheusError, match=r"certificate can't be trusted: .*: give its authority's as --ca-file"
+        ):
             await diagnosed(url)
         finding = await diagnosed(url, access([], tmp_path / "ca.pem"))
 
@@ -100,7 +102,7 @@ async def test_what_refuses_to_answer_is_one_message(answer: type[web.HTTPExcept
         raise answer
 
     async with a_prometheus(query) as url:
-        with pytest.raises(EvidenceError, match=message):
+        with pytest.raises(PrometheusError, match=message):
             await diagnosed(url)
 
 
@@ -109,7 +111,7 @@ async def test_a_login_page_is_no_prometheus() -> None:
         return web.Response(text="<html>Sign in</html>", content_type="text/html")
 
     async with a_prometheus(query) as url:
-        with pytest.raises(EvidenceError, match="its answer, 200, is not that of a Prometheus' API"):
+        with pytest.raises(PrometheusError, match="its answer, 200, is not that of a Prometheus' API"):
             await diagnosed(url)
 
 
@@ -117,7 +119,7 @@ async def test_one_query_without_an_answer_leaves_the_others_standing() -> None:
     """A Prometheus in trouble is no reason to tell nothing at three in the morning."""
 
     async def query(request: web.Request) -> web.StreamResponse:
-        if "kv_events_lag" in request.query["query"] and request.transport is not None:
+        if "kv_events_lag" in str((await request.post())["query"]) and request.transport is not None:
             request.transport.close()
         return nothing()
 
@@ -139,14 +141,14 @@ def test_a_time_out_is_said_in_words() -> None:
     [
         (["--prometheus", "127.0.0.1:9090"], "--prometheus 127.0.0.1:9090: give it as http://HOST:PORT"),
         (["--exporter", "localhost:9477"], "--exporter localhost:9477: give it as http://HOST:PORT"),
-        (["--prometheus", "http://me:pw@a"], "--prometheus: a password in the address would stand in every report"),
-        (["--preflight", "--prometheus", "http://me:pw@a"], "a password in the address would stand in every report"),
+        (["--prometheus", "http://me:pw@a"], "--prometheus: a password in the address would appear in every report"),
+        (["--preflight", "--prometheus", "http://me:pw@a"], "a password in the address would appear in every report"),
         (["--prometheus", "http://a", "--header", "Authorization: Bearer x"], "a secret on the command line is seen"),
         (["--prometheus", "http://a", "--header", "X-Tenant"], "--header X-Tenant: write it as 'Name: value'"),
         (["--prometheus", "http://a", "--header", "X-Key: ${NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE is not set"),
         (["--prometheus", "http://a", "--ca-file", "/no/such.pem"], "--ca-file /no/such.pem: no certificates"),
         (["--prometheus", "http://a", "--json", "--markdown"], "give one of --markdown and --json"),
-        (["PrefixHitLow", "--prometheus", "http://a"], "'PrefixHitLow': did you mean PrefixHitRateLow"),
+        (["PrefixHitLow", "--prometheus", "http://a"], "'PrefixHitLow': did you mean 'PrefixHitRateLow'?"),
     ],
 )
 def test_wrong_options_are_one_message(arguments: list[str], message: str) -> None:

@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from alerts.catalogue import load_catalogue
-from runbooks.diagnosis import Diagnosis, RankedCause
-from runbooks.page import shipped_runbooks
-from stack.cli import app
-from stack.drill import DrillResult, drill_runbooks
-from stack.drill_faults import FAULTS
-from stack.drill_report import as_document, as_markdown
-from stack.drill_stack import Notice
+from prefixwatch.alerts.catalogue.model import load_catalogue
+from prefixwatch.runbooks.diagnosis import Diagnosis, RankedCause
+from prefixwatch.runbooks.page import shipped_runbooks
+from prefixwatch.stack.cli.main import app
+from prefixwatch.stack.drill.command import as_document, as_markdown
+from prefixwatch.stack.drill.drill import DrillResult, drill_runbooks
+from prefixwatch.stack.drill.faults import FAULTS
+from prefixwatch.stack.drill.stack import Notice
 
 BURN = "SloBudgetBurnFast"
 
 
 def _result(name: str, alerts: dict[str, float], named: str | None) -> DrillResult:
-    causes = (RankedCause(named, shipped_runbooks().causes[named], 5, (), ()),) if named else ()
+    causes = (RankedCause(named, shipped_runbooks().causes[named], 5, None, (), (), ()),) if named else ()
     diagnosis = Diagnosis("cause found" if named else "nothing wrong", (), causes)
     notices = [Notice(alert, {"alertname": alert}, 100.0 + seconds) for alert, seconds in alerts.items()]
     return DrillResult(name, FAULTS[name], notices, 100.0, sorted(alerts), diagnosis, diagnosis, {"200": 10})
@@ -46,7 +46,15 @@ def test_anything_else_does_not(alerts: dict[str, float], named: str | None) -> 
 
 
 def test_where_nothing_is_wrong_silence_passes() -> None:
-    assert _result("none", {}, None).passed
+    quiet = _result("none", {}, None)
+    assert quiet.passed
+    sign = RankedCause("hot_prefix", shipped_runbooks().causes["hot_prefix"], 3, None, (), (), ())
+    unsure = replace(quiet, diagnosis=replace(quiet.diagnosis, verdict="inconclusive", possible=(sign,)))
+    assert (unsure.passed, as_document(unsure)["verdict"]) == (False, "inconclusive")
+    assert "inconclusive (sign of hot_prefix)" in as_markdown([unsure])
+    unchecked = replace(unsure, diagnosis=replace(unsure.diagnosis, possible=(), unchecked=(sign,)))
+    assert unchecked.passed
+    assert "inconclusive (not checked: hot_prefix)" in as_markdown([unchecked])
     assert not _result("none", {"WorkerHotspot": 3.0}, None).passed
 
 
@@ -64,6 +72,7 @@ def test_the_drills_diagnosis_does_not_ask_how_fast_its_machine_is() -> None:
 
     assert not {"decision-p95", "walk-p99", "tokenize-p95"} & set(asked)
     assert len(asked) == len(shipped_runbooks().steps) - 3
+    assert set(shipped_runbooks().causes) - set(drill_runbooks().causes) == {"slow_decisions"}
 
 
 def test_an_alert_counts_from_its_first_notice() -> None:
@@ -99,4 +108,4 @@ def test_at_least_twelve_faults_are_practised() -> None:
 
 def test_an_unknown_fault_is_refused_with_those_there_are() -> None:
     result = CliRunner().invoke(app, ["drill", "gremlins"])
-    assert "no fault 'gremlins': there are none, hot-prefix" in str(result.exception)
+    assert "no fault 'gremlins': use one of none, hot-prefix" in str(result.exception)

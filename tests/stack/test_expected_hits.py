@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from documents import parse
-from engines.model import EngineConfig
-from engines.step_time import StepTime
-from engines.tiny_model import default_model_dir
-from kvcache.blocks import DEFAULT_BLOCK_SIZE
-from kvcache.tokenizer import Tokenizer
-from loadgen.plan import expected_hit_tokens
-from loadgen.planner import planned_prompts
-from loadgen.prompts import PromptWriter
-from loadgen.scenario import Scenario
-from stack.scenario_traffic import ScenarioTraffic
-from stack.simulate import simulate_requests
+from prefixwatch.documents import parse
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
+from prefixwatch.kvcache.cache_class import reusable_part
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.planner import planned_prompts
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.scenario.model import Scenario
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.scenario_traffic import ScenarioTraffic
 
 PROMPTS = PromptWriter(Tokenizer(default_model_dir()))
 FLAT = "count: 3, shared_tokens: {min: 90, max: 150}, "
@@ -70,7 +70,7 @@ def test_expected_hits_are_what_the_engine_reports(kind: str) -> None:
     result = simulate_requests(
         traffic.requests(seed=5), policy="round_robin", workers=1, engine=engine, arrivals="serial"
     )
-    expected = [expected_hit_tokens(r.shared_tokens, r.prompt_tokens, DEFAULT_BLOCK_SIZE) for r in planned]
+    expected = [reusable_part(r.shared_tokens, r.prompt_tokens, DEFAULT_BLOCK_SIZE) for r in planned]
     assert [record.cached_tokens for record in result.records] == expected
     assert [record.prompt_tokens for record in result.records] == [request.prompt_tokens for request in planned]
     assert len(expected) > 40

@@ -14,8 +14,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from loadgen.scenario import SHIPPED_FOLDER
-from stack.simulate_command import SimulateOptions, run_simulate
+from prefixwatch.loadgen.scenario.model import SHIPPED_FOLDER
+from prefixwatch.stack.bench.simulate import run_simulate
+from prefixwatch.stack.simulation.options import SimulateOptions
+from tests.stack.summary_figures import value
 
 PASS, FAIL = 0, 1
 
@@ -25,10 +27,7 @@ def graded(
     scenario: str | Path, policy: str = "score", view: str = "events", repeats: int = 2
 ) -> tuple[dict[str, Any], int]:
     """The policy's grade, and the exit code."""
-    options = SimulateOptions(
-        source=str(scenario), trace=None, workers=None, capacity_blocks=None, policies=[policy], arrivals="auto",
-        speed=1.0, limit=None, view=view, profile=None, repeats=repeats, seed=1,
-    )  # fmt: skip
+    options = SimulateOptions(source=str(scenario), policy=policy, view=view, repeats=repeats)
     summary, exit_code = run_simulate(options, Console(file=io.StringIO()))
     assert summary["validity"]["reasons"] == []
     return summary["policies"][policy], exit_code
@@ -53,7 +52,7 @@ def test_cache_only_routing_fails_under_a_hot_prefix(policy: str) -> None:
     grade, exit_code = graded("hot-prefix", policy, view="history", repeats=1)
     assert exit_code == FAIL
     assert measured(grade, "goodput") < 0.3
-    assert grade["hotspot"]["max_over_mean"] > 1.5
+    assert value(grade, "hotspot_max_over_mean") > 1.5
 
 
 @pytest.mark.parametrize("policy", ["score", "loadaware"])
@@ -61,19 +60,19 @@ def test_load_aware_routing_passes_under_a_hot_prefix(policy: str) -> None:
     """The hits cost at most a point."""
     grade, exit_code = graded("hot-prefix", policy, view="history", repeats=1)
     assert exit_code == PASS
-    assert grade["hotspot"]["max_over_mean"] < 1.5
+    assert value(grade, "hotspot_max_over_mean") < 1.5
     only, _ = graded("hot-prefix", "kvaware", view="history", repeats=1)
-    assert grade["prefix"]["hit_ratio"] > only["prefix"]["hit_ratio"] - 0.015
+    assert value(grade, "hit_ratio") > value(only, "hit_ratio") - 0.015
 
 
 def test_a_dynamic_field_at_the_front_fails_hit_tokens_and_nothing_else(tmp_path: Path) -> None:
     grade, exit_code = graded("dynamic-first")
     assert exit_code == FAIL
-    assert grade["prefix"]["hit_tokens"] == 0
+    assert value(grade, "hit_tokens") == 0
     assert measured(grade, "ttft") == 1.0
     moved, exit_code = graded(cured("dynamic-first", tmp_path, dynamic_front=None))
     assert exit_code == PASS
-    assert moved["prefix"]["hit_ratio"] > 0.85
+    assert value(moved, "hit_ratio") > 0.85
 
 
 def test_without_salts_tenants_that_must_share_nothing_fail_isolation(tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_tool_schemas_in_another_order_fail_hit_tokens(tmp_path: Path) -> None:
     assert measured(grade, "ttft") > 0.99
     steady, exit_code = graded(cured("tool-order", tmp_path, tools={"count": 12, "tokens": 120}))
     assert exit_code == PASS
-    assert steady["prefix"]["hit_ratio"] > grade["prefix"]["hit_ratio"] + 0.2
+    assert value(steady, "hit_ratio") > value(grade, "hit_ratio") + 0.2
 
 
 def test_a_drifting_template_fails_hit_tokens_although_latency_holds(tmp_path: Path) -> None:
@@ -125,4 +124,4 @@ def test_a_drifting_template_fails_hit_tokens_although_latency_holds(tmp_path: P
     assert measured(grade, "ttft") > 0.99
     steady, exit_code = graded(cured("template-drift", tmp_path, rollout=None))
     assert exit_code == PASS
-    assert grade["prefix"]["hit_ratio"] < steady["prefix"]["hit_ratio"] - 0.1
+    assert value(grade, "hit_ratio") < value(steady, "hit_ratio") - 0.1

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stack.drill import DrillResult
-from stack.drill_command import run_in_lanes
-from stack.drill_faults import FAULTS
-from stack.drill_report import as_markdown
+from prefixwatch.stack.drill.command import as_markdown, run_in_lanes
+from prefixwatch.stack.drill.drill import DrillResult
+from prefixwatch.stack.drill.faults import FAULTS
 
 LANES = 2
 
@@ -43,4 +42,4 @@ def test_no_wrong_alert_comes(matrix: dict[str, DrillResult], name: str) -> None
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_diagnosis_names_the_cause(matrix: dict[str, DrillResult], name: str) -> None:
-    assert matrix[name].named == FAULTS[name].cause
+    assert (matrix[name].named, matrix[name].unsure) == (FAULTS[name].cause, False)

@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from stack.fault_proxy import EventFaults, HttpFaults, event_relay, http_proxy
+from prefixwatch.stack.drill.fault_proxy import EventFaults, HttpFaults, event_relay, http_proxy
 
 METRICS = "vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_running 2\n"
 STREAM = [b'data: {"choices": []}\n\n', b"data: [DONE]\n\n"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engines.tiny_model import make_tiny_model
-from exporters.caches.prefix_names import NamedPrefix
-from stack.cli import app
-from stack.errors import UsageError
-from stack.fingerprint_command import fingerprint
+from prefixwatch.engines.tiny_model import make_tiny_model
+from prefixwatch.exporters.caches.prefix_names import NamedPrefix
+from prefixwatch.stack.cli.exporter import fingerprint
+from prefixwatch.stack.cli.main import app
+from prefixwatch.stack.errors import UsageError
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,17 @@ import pytest
 import yaml
 from rich.console import Console
 
-from loadgen.comparison_chart import comparison_chart
-from loadgen.records import Outcome, RequestRecord
-from loadgen.scenario import Scenario, load_scenario
-from loadgen.summary import read_summary
-from slo.document import load_objectives
-from stack.compare_command import comparison_markdown, comparison_page, run_compare
-from stack.errors import UsageError
-from stack.report_command import run_report
-from stack.results import BenchRuns, write_results
+from prefixwatch.documents.errors import InputError
+from prefixwatch.loadgen.grading.summary import read_summary
+from prefixwatch.loadgen.report.comparison_chart import comparison_chart
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.loadgen.results.comparison import run_compare
+from prefixwatch.loadgen.scenario.model import Scenario, load_scenario
+from prefixwatch.slo.build import load_objectives
+from prefixwatch.stack.bench.compare import comparison_markdown, comparison_page
+from prefixwatch.stack.bench.report import run_report
+from prefixwatch.stack.bench.results import BenchRuns, write_results
+from prefixwatch.stack.errors import UsageError
 
 REQUESTS = 300
 
@@ -72,6 +74,7 @@ def write_run(folder: Path, rows: list[RequestRecord], slo: tuple[str, ...] = ("
         policies=policies,
         seed=1,
         again={"scenario": {"slo": list(slo)}},
+        notes=["policies were calibrated"],
     )
     report = {"seed": 1, "policy": policies[0], "reasons": [reason] if reason else []}
     folder.mkdir()
@@ -89,7 +92,7 @@ def test_a_run_that_is_slower_on_the_same_plan_is_worse(tmp_path: Path) -> None:
 
     assert (result.verdict, code, result.paired) == ("worse", 1, True)
     found = {c.metric: c for c in result.comparison}
-    assert found["ttft_p50_ms"].relative == pytest.approx(0.3, abs=0.06)
+    assert found["ttft_p50"].relative == pytest.approx(0.3, abs=0.06)
     assert found["hit_tokens_mean"].difference == 0.0
     assert "| TTFT p95, ms |" in comparison_markdown(result)
 
@@ -113,19 +116,19 @@ def test_the_page_says_its_verdict_first_and_each_difference_with_its_unit(tmp_p
 def test_the_chart_has_every_difference_relative_to_the_baseline_with_its_interval(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", records("cache_aware", seed=1))
     b = write_run(tmp_path / "b", records("cache_aware", seed=2, slower=1.3))
-    found = [c for c in run_compare(a, b, [], [], 0.0)[0].comparison if c.metric == "ttft_p50_ms"]
+    found = [c for c in run_compare(a, b, [], [], 0.0)[0].comparison if c.metric == "ttft_p50"]
 
     chart = comparison_chart(found, ["TTFT p50, ms"])
 
     (one,) = found
     assert one.ci95 is not None
-    assert one.b_value is not None
+    assert one.a_value is not None
     (trace,) = chart.traces
     assert (trace["name"], trace["marker"]["symbol"], trace["y"]) == ("worse", "x", ["TTFT p50, ms"])
     assert trace["x"] == [pytest.approx(100 * (one.relative or 0), rel=1e-4)]
     low, high = trace["error_x"]["arrayminus"][0], trace["error_x"]["array"][0]
-    assert trace["x"][0] - low == pytest.approx(100 * one.ci95[0] / one.b_value, rel=1e-4)
-    assert trace["x"][0] + high == pytest.approx(100 * one.ci95[1] / one.b_value, rel=1e-4)
+    assert trace["x"][0] - low == pytest.approx(100 * one.ci95[0] / one.a_value, rel=1e-4)
+    assert trace["x"][0] + high == pytest.approx(100 * one.ci95[1] / one.a_value, rel=1e-4)
 
 
 def test_a_loss_within_the_tolerance_passes_the_gate(tmp_path: Path) -> None:
@@ -161,8 +164,24 @@ def test_differently_named_policies_are_compared_when_each_run_has_one(tmp_path:
 
     result, _ = run_compare(a, b, [], [], 0.0)
 
-    assert {(c.a, c.b) for c in result.comparison} == {("B cache_aware", "A round_robin")}
+    assert {(c.a, c.b) for c in result.comparison} == {("round_robin", "cache_aware")}
     assert result.verdict == "better"
+
+
+def test_in_the_json_a_is_run_a_everywhere_and_differences_are_b_less_a(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", records("score", seed=1))
+    b = write_run(tmp_path / "b", records("score", seed=2, slower=1.5))
+
+    found = run_compare(a, b, [], [], 0.0)[0].model_dump(mode="json", by_alias=True)
+
+    assert (found["schema"], found["a"], found["b"]) == (2, str(a), str(b))
+    [ttft] = [row for row in found["comparison"] if row["metric"] == "ttft_p50"]
+    assert ttft["a_value"] == pytest.approx(100, rel=0.1)
+    assert ttft["b_value"] == pytest.approx(150, rel=0.1)
+    assert ttft["difference"] == ttft["b_value"] - ttft["a_value"]
+    assert ttft["relative"] == ttft["difference"] / ttft["a_value"]
+    assert ttft["ci95"][0] > 0
+    assert (ttft["unit"], ttft["effect"]) == ("ms", "worse")
 
 
 def test_a_run_that_cannot_be_believed_decides_nothing(tmp_path: Path) -> None:
@@ -187,7 +206,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, policies: list[str], me
     two = records("round_robin", seed=1) + records("cache_aware", seed=2)
     b = write_run(tmp_path / "b", two)
 
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(InputError, match=message):
         run_compare(a, b, policies, [], 0.0)
 
 
@@ -195,16 +214,16 @@ def test_runs_graded_on_different_objectives_need_common_ones(tmp_path: Path) ->
     a = write_run(tmp_path / "a", records("score", seed=1))
     b = write_run(tmp_path / "b", records("score", seed=2), slo=("availability",))
 
-    with pytest.raises(UsageError, match="name those to grade both on with --slo"):
+    with pytest.raises(InputError, match="name those to grade both on with --slo"):
         run_compare(a, b, [], [], 0.0)
 
     assert run_compare(a, b, [], ["availability"], 0.0)[0].verdict == "same"
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(InputError, match="no such folder"):
         run_compare(tmp_path / "none", tmp_path, [], [], 0.0)
-    with pytest.raises(UsageError, match=r"config\.yaml: No such file"):
+    with pytest.raises(InputError, match=r"requests\.parquet: No such file"):
         run_compare(tmp_path, tmp_path, [], [], 0.0)
 
 
@@ -212,7 +231,7 @@ def test_a_request_log_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", records("score", seed=1))
     (run / "requests.parquet").write_text("id,policy\n", encoding="utf-8")
 
-    with pytest.raises(UsageError, match=r"requests\.parquet: not a readable Parquet file"):
+    with pytest.raises(InputError, match=r"requests\.parquet: not a readable Parquet file"):
         run_compare(run, run, [], [], 0.0)
 
 
@@ -223,6 +242,7 @@ def test_a_report_from_the_log_says_what_the_bench_said(tmp_path: Path) -> None:
     again, code = run_report(run, [], tmp_path / "again", Console(file=io.StringIO()))
 
     assert again == kept
+    assert again["notes"][0] == "policies were calibrated"
     assert code == 3
     assert (tmp_path / "again" / "report.html").stat().st_size > 100_000
 
@@ -265,7 +285,7 @@ def test_a_closed_loop_that_never_had_so_many_in_flight_is_invalid(tmp_path: Pat
 
     assert (found.validity.valid, found.verdict) == (False, "inconclusive")
     assert found.validity.reasons == [
-        "score: 256 requests in flight were asked for, 2 reached: look for a connection limit on the way"
+        "score: 256 requests in flight were requested, 2 reached: look for a connection limit on the path"
     ]
     again, code = run_report(tmp_path / "run", [], tmp_path / "again", Console(file=io.StringIO()))
     assert (again["validity"]["reasons"], code) == (found.validity.reasons, 3)

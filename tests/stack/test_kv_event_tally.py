@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from stack.kv_event_tally import KvEventTally
+from prefixwatch.stack.bench.watching.kv_event_tally import KvEventTally
 
 
 def batch(*events: list[Any]) -> bytes:

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from documents import parse
-from loadgen.records import Outcome, RequestRecord
-from loadgen.scenario import Scenario
-from slo.document import load_objectives
-from stack.errors import UsageError
-from stack.interrupt import Interrupt, StoppedError
-from stack.load_levels import LevelRun, LevelsRequest, levels_request, run_levels
-from stack.simulate_command import SimulateOptions, run_simulate
+from prefixwatch.documents import parse
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.loadgen.scenario.model import Scenario
+from prefixwatch.slo.build import load_objectives
+from prefixwatch.stack.bench.levels import LevelRun, LevelsRequest, levels_request, run_levels
+from prefixwatch.stack.bench.simulate import run_simulate
+from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.local.interrupt import Interrupt, StoppedError
+from prefixwatch.stack.simulation.options import SimulateOptions
+from tests.stack.summary_figures import value
 
 SCENARIO = """\
 name: one-engine
@@ -33,10 +35,9 @@ def found(folder: Path, levels: LevelsRequest, text: str = SCENARIO) -> tuple[di
     file = folder / "one-engine.yaml"
     file.write_text(text)
     screen = io.StringIO()
-    options = SimulateOptions(
-        source=str(file), trace=None, workers=None, capacity_blocks=None, policies=["round_robin"], arrivals="trace",
-        speed=1.0, limit=None, view="history", profile=None, repeats=1, seed=1, levels=levels,
-    )  # fmt: skip
+    sweep = {"rate": "sweep_rate", "concurrency": "sweep_concurrency"}[levels.kind]
+    given: Any = {sweep: ",".join(map(str, levels.values))} if levels.values else {"search_rate": True}
+    options = SimulateOptions(source=str(file), policy="round_robin", arrivals="trace", repeats=1, **given)
     summary, code = run_simulate(options, Console(file=screen, width=200))
     return summary["policies"]["round_robin"], code, screen.getvalue()
 
@@ -100,7 +101,7 @@ def test_a_sweep_over_users_shows_where_throughput_stops_growing(tmp_path: Path)
     text = SCENARIO.replace("output_tokens: 8", "output_tokens: 40")
     sweep, _, screen = found(tmp_path, LevelsRequest("concurrency", [1, 4, 16]), text)
     throughput = [step["throughput_rps"] for step in sweep["steps"]]
-    latency = [step["grade"]["ttft_ms"]["p50"] for step in sweep["steps"]]
+    latency = [value(step["grade"], "ttft_p50") for step in sweep["steps"]]
     assert throughput[0] < throughput[1] < throughput[2] < 16 * throughput[0]
     assert latency == sorted(latency)
     assert "users" in screen

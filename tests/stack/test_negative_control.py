@@ -6,15 +6,16 @@ the statistics (negative controls: llm-d's blog of 2025-09-03, "at low reuse no 
 
 from __future__ import annotations
 
-from engines.model import EngineConfig
-from engines.step_time import profile
-from loadgen.comparison import Comparison, compare_policies
-from loadgen.records import RequestRecord
-from loadgen.summary import columns_by_policy
-from stack.simulate import simulate_requests
-from stack.synthetic import SharedPrefixWorkload, shared_prefix_requests
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.profiles import profile
+from prefixwatch.loadgen.grading.comparison import Comparison, compare_policies
+from prefixwatch.loadgen.grading.measured import Measured
+from prefixwatch.loadgen.grading.summary import columns_by_policy
+from prefixwatch.loadgen.request_log.records import RequestRecord
+from prefixwatch.simulator.runs import simulate_requests
+from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
-ENGINE = EngineConfig(step_time=profile("assumed-gpu"), capacity_blocks=1000)
+ENGINE = EngineConfig(step_time=profile("assumed-gpu").step_time, capacity_blocks=1000)
 POLICIES = ("round_robin", "cache_aware")
 BLOCKS = 120
 """Blocks a prompt: about 1,900 tokens."""
@@ -36,7 +37,9 @@ def compared(shared_blocks: int, trial: int) -> dict[str, Comparison]:
             for record in result.records:
                 record.repeat = repeat
             records += result.records
-    found = compare_policies(columns_by_policy(records, POLICIES), [], seed=trial)
+    found = compare_policies(
+        {name: Measured(own) for name, own in columns_by_policy(records, POLICIES).items()}, seed=trial
+    )
     return {comparison.metric: comparison for comparison in found}
 
 

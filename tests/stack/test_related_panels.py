@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from alerts.catalogue import load_catalogue
-from dashboards.definition import shipped
-from runbooks.page import shipped_runbooks
+from prefixwatch.alerts.catalogue.model import load_catalogue
+from prefixwatch.dashboards.definition import shipped
+from prefixwatch.runbooks.page import shipped_runbooks
 
 TITLES = {f"{dashboard.title} › {panel.title}" for dashboard in shipped().values() for panel in dashboard.panels}
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadgen.plan import expected_hit_tokens
-from loadgen.records import Outcome, RequestRecord, read_requests
-from stack.errors import UsageError
-from stack.scenario_choice import TraceOptions, chosen_scenario, scenario_notes
-
-
-def prefixwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stack.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
+from prefixwatch.documents import DocumentError
+from prefixwatch.kvcache.cache_class import reusable_part
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord, read_requests
+from prefixwatch.stack.bench.scenario_choice import TraceOptions, chosen_scenario, scenario_notes
+from prefixwatch.stack.errors import UsageError
+from tests.stack.command_line import prefixwatch
 
 
 def mooncake(folder: Path) -> Path:
@@ -53,8 +47,8 @@ def bench(trace: Path, out: Path, *more: str) -> dict[str, Any]:
         "bench", "--trace", str(trace), "--policy", "cache_aware", "--repeats", "1", "--workers", "1", "--json",
         "--out", str(out), *more,
     )  # fmt: skip
-    assert result.returncode in (0, 1, 3), result.stderr
-    assert f"Replaying {len(trace.read_text().splitlines())} of" in result.stderr
+    assert result.code in (0, 1, 3), result.err
+    assert f"Replaying {len(trace.read_text().splitlines())} of" in result.err
     report: dict[str, Any] = json.loads(next((out / "logs").glob("*/run.json")).read_text())
     return report
 
@@ -76,7 +70,7 @@ def test_a_mooncake_trace_is_replayed_over_http_token_by_token(tmp_path: Path) -
     alone = sent_alone(records)
     assert len(alone) >= 3
     for record in alone:
-        expected = expected_hit_tokens(record.planned_shared_tokens, record.planned_prompt_tokens, 16)
+        expected = reusable_part(record.planned_shared_tokens, record.planned_prompt_tokens, 16)
         assert record.cached_tokens == expected
         assert expected >= 512
 
@@ -90,18 +84,18 @@ def test_a_conversation_is_replayed_with_the_answers_of_this_run(tmp_path: Path)
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * 6
     assert all(record.prompt_tokens == record.planned_prompt_tokens for record in records)
     for record in sent_alone(records):
-        assert record.cached_tokens == expected_hit_tokens(record.planned_shared_tokens, record.prompt_tokens or 0, 16)
+        assert record.cached_tokens == reusable_part(record.planned_shared_tokens, record.prompt_tokens or 0, 16)
 
 
 def test_analyze_answers_the_same_for_files_and_says_what_is_wrong_with_them(tmp_path: Path) -> None:
-    found = json.loads(prefixwatch("analyze", str(mooncake(tmp_path)), "--json").stdout)
+    found = json.loads(prefixwatch("analyze", str(mooncake(tmp_path)), "--json").out)
     assert found["infinite_cache"]["hit_tokens"] == 512 + 10 * 1024
     assert found["lost_tokens"] is None
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"timestamp": 1, "hash_ids": [1], "input_length": 5, "output_length": 1}\n{"timestamp"\n')
     result = prefixwatch("analyze", str(broken))
-    assert result.returncode == 2
-    assert "broken.jsonl:2: not a JSON object in one line" in result.stderr
+    assert result.code == 2
+    assert "broken.jsonl:2: not a JSON object in one line" in result.err
 
 
 def test_what_the_replay_is_is_said(tmp_path: Path) -> None:
@@ -130,4 +124,40 @@ def test_impossible_choices_are_refused(
 
 def test_a_closed_loop_says_that_it_is_one() -> None:
     scenario = chosen_scenario("smoke").at_concurrency(4)
-    assert next(scenario_notes(scenario)).startswith("Closed loop of 4 users: a server that stalls is sent less")
+    assert next(scenario_notes(scenario)).startswith(
+        "Closed loop of 4 users: a server that stalls is sent fewer requests"
+    )
+
+
+def test_pictures_in_a_recording_count_as_differences(tmp_path: Path) -> None:
+    """vllm#33304, llm-d-kv-cache#411 (N35): the same question about other pictures shares nothing behind them."""
+    question = {"type": "text", "text": "describe what you see and list every defect of the part " * 30}
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"i{k}.png"}}, question]}
+            ]
+        }
+        for k in (0, 1, 2, 0)
+    ]
+    file = tmp_path / "images.jsonl"
+    file.write_text("".join(json.dumps({"timestamp": k, "body": row}) + "\n" for k, row in enumerate(rows)))
+    found = json.loads(prefixwatch("analyze", str(file), "--json").out)
+    share = found["prompt_tokens"] / 4
+    hits = found["infinite_cache"]["hit_tokens"]
+    assert share - 2 * 16 < hits < share + 3 * 32  # the last one repeats the first; the others share the head
+    assert found["notes"][0].startswith("4 of 4 requests have images, audio or files")
+
+
+def test_a_recording_without_times_and_a_window_without_requests_are_refused_at_once(tmp_path: Path) -> None:
+    """It started, said "Replaying 0 of 6 requests" and failed in a process of its own."""
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    with pytest.raises(UsageError, match=r"log.jsonl:1: has no time"):
+        chosen_scenario(None, TraceOptions(log))
+    rows = [{"timestamp": t, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]} for t in (0, 9000)]
+    log.write_text("\n".join(map(json.dumps, rows)))
+    scenario = chosen_scenario(None, TraceOptions(log, from_seconds=5))
+    assert "Replaying 1 of 1 requests" in next(scenario_notes(scenario))
+    with pytest.raises(DocumentError, match="no request between 20 and inf s"):
+        chosen_scenario(None, TraceOptions(log, from_seconds=20))

@@ -1,6 +1,6 @@
 """Runs are interleaved so that drift weighs on all policies alike."""
 
-from stack.schedule import interleaved
+from prefixwatch.stack.bench.schedule import interleaved
 
 
 def test_repeats_run_forwards_and_backwards_in_turn() -> None:

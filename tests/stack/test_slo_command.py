@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from rich.console import Console
 
-from alerts.build import RULES
-from alerts.errors import RuleError
-from alerts.settings import RuleSettings
-from documents import DocumentError
-from loadgen.records import Outcome, RequestRecord, write_requests
-from slo.library import SHIPPED
-from stack.errors import INPUT_ERRORS, UsageError
-from stack.slo_command import BuildOptions, check, grade, run_build
+from prefixwatch.alerts.build import RULES
+from prefixwatch.alerts.settings import RuleSettings
+from prefixwatch.documents import DocumentError
+from prefixwatch.documents.errors import InputError
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord, write_requests
+from prefixwatch.slo.read import SHIPPED
+from prefixwatch.stack.cli.slo import BuildOptions, check, run_build
+from prefixwatch.stack.cli.slo_grade import grade
+from prefixwatch.stack.errors import UsageError
+from tests.stack.command_line import prefixwatch
 
 TTFT = (SHIPPED / "ttft.yaml").read_text(encoding="utf-8")
 
@@ -88,30 +88,47 @@ def test_other_formats(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_document_or_an_option_is_the_users_input(tmp_path: Path) -> None:
     with pytest.raises(DocumentError):
         built(BuildOptions(["no-such-slo"], tmp_path))
-    with pytest.raises(RuleError):
+    with pytest.raises(InputError):
         RuleSettings(scrape_interval_seconds=600)
-    assert {DocumentError, RuleError} < set(INPUT_ERRORS)
+    assert issubclass(DocumentError, InputError)
 
 
 def test_a_request_log_is_graded_by_policy(tmp_path: Path) -> None:
-    requests = log(tmp_path, *(request(k, 0.1) for k in range(19)), request(19, 3.0))
+    requests = log(tmp_path, *(request(k, 0.1) for k in range(200)))
 
     found, code = grade(requests, ["ttft"])
 
     [row] = found["policies"]["score"]
-    assert (row["name"], row["good"], row["total"], row["ok"], code) == ("ttft", 19, 20, True, 0)
+    assert (row["name"], row["good"], row["total"], row["result"]) == ("ttft", 200, 200, "met")
+    assert row["ci95"][0] > 0.95
+    assert (found["verdict"], found["validity"], code) == ("pass", {"valid": True, "reasons": []}, 0)
 
 
-def test_a_missed_objective_is_1_and_one_without_requests_3(tmp_path: Path) -> None:
-    requests = log(tmp_path, request(0, 3.0))
+def test_a_share_whose_interval_contains_the_objective_is_undecided(tmp_path: Path) -> None:
+    """29 of 29 was "met" although Wilson's lower end is 88 %."""
+    requests = log(tmp_path, *(request(k, 3.0 if k % 20 == 0 else 0.1) for k in range(200)))
 
-    assert grade(requests, ["ttft"])[1] == 1
-    assert grade(requests, ["ttft-by-length"])[1] == 1, "the short prompts missed theirs"
+    found, code = grade(requests, ["ttft"])
+
+    [row] = found["policies"]["score"]
+    assert (row["measured"], row["ok"], row["result"]) == (0.95, True, "undecided")
+    assert (found["verdict"], code) == ("inconclusive", 3)
+
+
+def test_too_few_requests_are_inconclusive_and_a_missed_objective_is_1(tmp_path: Path) -> None:
+    found, code = grade(log(tmp_path, *(request(k, 0.1) for k in range(29))), ["ttft"])
+    assert code == 3
+    assert found["validity"]["reasons"] == [
+        "score: too few requests (29, at least 50 needed): run longer or more repeats"
+    ]
+    slow = log(tmp_path, *(request(k, 3.0) for k in range(60)))
+    assert grade(slow, ["ttft"])[1] == 1
+    assert grade(slow, ["ttft-by-length"])[1] == 1, "the short prompts missed theirs"
     only_long = tmp_path / "long.yaml"
     only_long.write_text(
         TTFT.replace("  annotations:\n", '  annotations:\n    prefixwatch.dev/prompt-length: "512+"\n')
     )
-    assert grade(requests, [str(only_long)])[1] == 3
+    assert grade(slow, [str(only_long)])[1] == 3, "no request counts"
 
 
 def test_classes_pick_the_requests(tmp_path: Path) -> None:
@@ -139,25 +156,15 @@ def test_an_slo_for_rules_only_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_request_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "requests.parquet").write_text("no")
 
-    with pytest.raises(UsageError, match=r"not a readable Parquet file .*give a run's requests.parquet"):
+    with pytest.raises(InputError, match=r"not a readable Parquet file .*give a run's requests.parquet"):
         grade(tmp_path / "requests.parquet", ["ttft"])
 
 
 def test_the_command_line_says_what_is_wrong_and_ends_with_2(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(TTFT.replace("target: 0.95", "target: 1"))
-    command = [sys.executable, "-m", "stack.cli", "slo"]
 
-    done = subprocess.run([*command, "check", str(bad)], capture_output=True, text=True, check=False)
+    done = prefixwatch("slo", "check", str(bad))
 
-    assert done.returncode == 2
-    assert f"error: {bad}:26: spec.objectives[0]: a target of 100 % leaves no error budget" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["check", "build", "grade"])
-def test_each_command_shows_an_example(command: str) -> None:
-    arguments = [sys.executable, "-m", "stack.cli", "slo", command, "--help"]
-
-    shown = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
-
-    assert f"Example: prefixwatch slo {command} " in " ".join(shown.split())
+    assert done.code == 2
+    assert f"error: {bad}:26: spec.objectives[0]: a target of 100 % leaves no error budget" in done.err

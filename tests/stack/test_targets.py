@@ -14,12 +14,12 @@ import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from engines.tiny_model import default_model_dir
-from kvcache.tokenizer import Tokenizer
-from loadgen.prompts import PromptError
-from loadgen.secret_headers import SecretError
-from stack.errors import UsageError
-from stack.targets import Endpoint, check_served_tokenizer, check_tokenizer, served_model
+from prefixwatch.documents.errors import InputError
+from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.prompts import PromptError
+from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.local.targets import Endpoint, check_served_tokenizer, check_tokenizer, served_model
 
 Serve = Callable[[dict[str, Any]], Awaitable[str]]
 
@@ -140,7 +140,7 @@ async def test_an_endpoint_that_wants_a_key_is_told_from_one_that_is_none(monkey
         url = str(server.make_url(""))
         with pytest.raises(UsageError, match="answers 401: name the environment variable that holds its API key"):
             await served_model(Endpoint(url))
-        with pytest.raises(SecretError, match="environment variable STAGING_KEY is not set"):
+        with pytest.raises(InputError, match="environment variable STAGING_KEY is not set"):
             await served_model(Endpoint(url, api_key_env="STAGING_KEY"))
         monkeypatch.setenv("STAGING_KEY", "open-sesame")
         assert await served_model(Endpoint(url, api_key_env="STAGING_KEY")) == "a"

@@ -8,17 +8,18 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from documents import parse
-from engines.simulated import SimulatedEngine, SimulatedEngineConfig
-from engines.tiny_model import default_model_dir
-from kvcache.tokenizer import Tokenizer
-from loadgen.plan import PlannedRequest, expected_hit_tokens
-from loadgen.planner import make_plan
-from loadgen.prompts import PromptWriter
-from loadgen.scenario import Scenario
-from router.app import ROUTER, create_app
-from router.config import RouterConfig, WorkerConfig
-from router.policies import make_policy
+from prefixwatch.documents import parse
+from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig
+from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.kvcache.cache_class import reusable_part
+from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
+from prefixwatch.loadgen.plan.planner import make_plan
+from prefixwatch.loadgen.plan.prompts import PromptWriter
+from prefixwatch.loadgen.plan.request import PlannedRequest
+from prefixwatch.loadgen.scenario.model import Scenario
+from prefixwatch.router.config import RouterConfig, WorkerConfig
+from prefixwatch.router.policies import make_policy
+from prefixwatch.router.serving.router import ROUTER, create_app
 
 BLOCK = 16
 SCENARIO = """\
@@ -63,7 +64,7 @@ async def sent(session: aiohttp.ClientSession, url: str, request: PlannedRequest
 async def test_tools_as_a_field_hit_what_the_plan_and_the_router_say(url: str) -> None:
     writer = PromptWriter(Tokenizer(default_model_dir()))
     plan = make_plan(parse(SCENARIO, Scenario, name="tools.yaml"), writer, seed=2, nonce="n", model="tiny")
-    expected = [expected_hit_tokens(r.shared_tokens, r.prompt_tokens, BLOCK) for r in plan.requests]
+    expected = [reusable_part(r.shared_tokens, r.prompt_tokens, BLOCK) for r in plan.requests]
     async with aiohttp.ClientSession() as session:
         found = [await sent(session, url, request) for request in plan.requests]
     assert found == [(r.prompt_tokens, hits, hits) for r, hits in zip(plan.requests, expected, strict=True)]

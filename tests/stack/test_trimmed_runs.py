@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stack.errors import UsageError
-from stack.scenario_choice import chosen_scenario
-from stack.simulate_command import SimulateOptions, run_simulate
+from prefixwatch.stack.bench.scenario_choice import chosen_scenario
+from prefixwatch.stack.bench.simulate import run_simulate
+from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.simulation.options import SimulateOptions
 
 SCENARIO = """\
 name: trimmed
@@ -25,9 +26,8 @@ groups: {count: 2, shared_tokens: 64, unique_tokens: 16, output_tokens: 4}
 def test_a_scenarios_warm_up_is_simulated_and_not_graded(tmp_path: Path) -> None:
     (tmp_path / "trimmed.yaml").write_text(SCENARIO)
     options = SimulateOptions(
-        source=str(tmp_path / "trimmed.yaml"), trace=None, workers=2, capacity_blocks=None, policies=["round_robin"],
-        arrivals="trace", speed=1.0, limit=None, view="history", profile=None, repeats=1, seed=1,
-    )  # fmt: skip
+        source=str(tmp_path / "trimmed.yaml"), workers=2, policy="round_robin", arrivals="trace", repeats=1
+    )
 
     summary, _ = run_simulate(options, Console(file=io.StringIO()))
 

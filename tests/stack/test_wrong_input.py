@@ -5,24 +5,55 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from stack.cli import main
+from prefixwatch.documents import load_plain
+from prefixwatch.loadgen.scenario.model import SHIPPED_FOLDER
+from prefixwatch.stack.cli.main import main
 
 MESSAGES = [
     (["bench"], "give a scenario or a recording: prefixwatch bench SCENARIO (`prefixwatch scenarios` lists them)"),
     (["bench", "shared-prefx"], "did you mean 'shared-prefix'?"),
-    (["bench", "smoke", "--policy", "best"], "--policy: unknown policy 'best'; known policies: round_robin"),
+    (["bench", "smoke", "--policy", "best"], "--policy: unknown policy 'best': use one of round_robin"),
     (["bench", "smoke", "--speed", "2"], "--speed: only with --trace FILE"),
     (["bench", "smoke", "--out", "{file}/x"], "--out {file}/x: can't be made (Not a directory): choose another folder"),
     (["bench", "smoke", "--target", "http://h:80", "--model-dir", "{tmp}"], "no tokenizer.json in {tmp}"),
     (["bench", "smoke", "--sweep-rate", "a"], "--sweep-rate a: give numbers with commas between them"),
-    (["simulate"], "give a scenario or a trace: prefixwatch simulate SCENARIO"),
-    (["simulate", "smoke", "--speed", "2"], "--speed and --limit are for traces"),
+    (["simulate"], "give a scenario or a recording: prefixwatch simulate SCENARIO"),
+    (["simulate", "smoke", "--speed", "2"], "--speed: only of a recording; smoke is a scenario"),
     (["simulate", "smoke", "--arrivals", "now"], "--arrivals now: choose one of auto, serial, trace"),
-    (["compare", "{tmp}/a", "{tmp}/b"], "{tmp}/a: no such folder: give the --out folder of a bench"),
-    (["report", "{tmp}"], "{tmp} is not the folder of a finished bench"),
+    (
+        ["simulate", "smoke", "--capacity-blocks", "2"],
+        "capacity_blocks: 2 blocks of 16 tokens hold none of the requests: the smallest needs",
+    ),
+    (
+        ["bench", "smoke", "--out", "{tmp}", "--metrics-listen", "127.0.0.1:99999"],
+        "--metrics-listen 127.0.0.1:99999: write",
+    ),
+    (
+        ["bench", "smoke", "--otlp", "http://127.0.0.1:99999"],
+        "--otlp http://127.0.0.1:99999: give it as http://HOST:PORT",
+    ),
+    (["bench", "smoke", "--otlp", "http://a b:80"], "--otlp http://a b:80: give it as http://HOST:PORT"),
+    (["bench", "smoke", "--grafana", "http://["], "--grafana http://[: give it as http://HOST:PORT"),
+    (["bench", "smoke", "--tune", "loadaware.beta=nan,inf"], "--tune: 'nan' is not a value to compare: give finite"),
+    (["simulate", "smoke", "--view", "snapshots:1e-7"], "--view snapshots:1e-7: write snapshots, or snapshots:5"),
+    (
+        ["simulate", "smoke", "--cache", "sticky{gpu_blocks=2}"],
+        "capacity_blocks: 2 blocks of 16 tokens hold none of the",
+    ),
+    (["plan", "http://["], "plan http://[: give it as http://HOST:PORT"),
+    (["plan", "http://127.0.0.1:abc"], "plan http://127.0.0.1:abc: give it as http://HOST:PORT"),
+    (
+        ["scale-advice", "--exporter", "http://127.0.0.1:abc"],
+        "--exporter: http://127.0.0.1:abc/api/v1/scaling: nonnumeric",
+    ),
+    (["status", "--exporter", "http://127.0.0.1:abc"], "nonnumeric port: 'abc'; is it running"),
+    (["simulate", "{scenario}"], "profile: no step time profile 'h900': choose one of a100-llama-8b"),
+    (["compare", "{tmp}/a", "{tmp}/b"], "{tmp}/a: no such folder or file: give a run's folder"),
+    (["report", "{tmp}"], "{tmp} is not the folder of a finished run"),
     (["analyze", "nothing"], "nothing: no such recording, and no such scenario: give a file, or one of agent-loop"),
-    (["analyze", "smoke", "--format", "mooncake"], "--format: smoke is a scenario"),
+    (["analyze", "smoke", "--format", "mooncake"], "--format: only of a recording; smoke is a scenario"),
 ]
 
 
@@ -35,7 +66,11 @@ def test_one_message_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "file").write_text("")
-    names = {"{tmp}": str(tmp_path), "{file}": str(tmp_path / "file")}
+    scenario = tmp_path / "scenario.yaml"
+    shipped = load_plain(SHIPPED_FOLDER / "smoke.yaml")
+    assert isinstance(shipped, dict)
+    scenario.write_text(yaml.safe_dump({**shipped, "engine": {"workers": 2, "profile": "h900"}}))
+    names = {"{tmp}": str(tmp_path), "{file}": str(tmp_path / "file"), "{scenario}": str(scenario)}
 
     def filled(text: str) -> str:
         for name, value in names.items():

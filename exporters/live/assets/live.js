@@ -102,4 +102,4 @@ document.addEventListener("click", (event) => {
 
 const drawn = attempt(() => map.update());
 fleet.arrange();
-drawn.then(() => attempt(() => charts.start(document.body.dataset.plotly)));
+drawn.then(() => attempt(() => charts.update()));

@@ -284,7 +284,8 @@ export class PrefixMap {
     const name = fit(`${found ? "▸ " : ""}${node.name}`, NAME, across - 12 - (badged ? badgeWidth + 2 : 0));
     if (name) group.append(element("text", {x: (x + 6).toFixed(1), y: y + 17, class: "name"}, name));
     const share = typeof node.hit_share === "number" ? ` · ${percent(node.hit_share)} hit` : "";
-    const facts = fit(`${count(this.width(node))} tokens${share}`, FACTS, across - 12);
+    const tokens = count(this.width(node));
+    const facts = [`${tokens} tokens${share}`, `${tokens}${share}`, tokens].find((words) => long(words, FACTS) <= across - 12);
     if (facts) group.append(element("text", {x: (x + 6).toFixed(1), y: y + 34, class: "facts"}, facts));
   }
 

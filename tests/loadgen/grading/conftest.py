@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.records import Outcome, RequestRecord
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 
 MakeRecord = Callable[..., RequestRecord]
 MakeLog = Callable[..., list[RequestRecord]]

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.columns import Columns
-from loadgen.grade import grade_policy
-from loadgen.graded import PolicyGrade
-from loadgen.junit import junit_tree
-from loadgen.records import Outcome, RequestRecord
-from loadgen.report import markdown_summary, render_report
-from loadgen.report_rows import class_rows
-from loadgen.summary import RunFacts, build_summary
-from slo.document import load_objectives
+from prefixwatch.loadgen.grading.grade import grade_policy
+from prefixwatch.loadgen.grading.measured import Measured
+from prefixwatch.loadgen.grading.model import PolicyGrade
+from prefixwatch.loadgen.grading.summary import RunFacts, build_summary
+from prefixwatch.loadgen.report.junit import junit_tree
+from prefixwatch.loadgen.report.page import markdown_summary, render_report
+from prefixwatch.loadgen.report.rows import class_rows
+from prefixwatch.loadgen.request_log.columns import Columns
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.slo.build import load_objectives
 
 MakeRecord = Callable[..., RequestRecord]
 
@@ -36,7 +37,7 @@ def log(make_record: MakeRecord) -> list[RequestRecord]:
 
 
 def graded(log: list[RequestRecord]) -> PolicyGrade:
-    return grade_policy(Columns.of(log), OBJECTIVES)
+    return grade_policy(Measured(Columns.of(log), OBJECTIVES))
 
 
 def test_each_class_has_figures_of_its_own(log: list[RequestRecord]) -> None:
@@ -44,9 +45,9 @@ def test_each_class_has_figures_of_its_own(log: list[RequestRecord]) -> None:
 
     assert list(classes) == ["interactive", "batch"]
     assert (classes["interactive"].requests.scheduled, classes["batch"].requests.scheduled) == (90, 10)
-    assert classes["interactive"].ttft_ms.p95 == pytest.approx(100.0)
-    assert classes["batch"].ttft_ms.p95 == pytest.approx(2000.0)
-    assert (classes["interactive"].goodput_ratio, classes["batch"].requests.refused) == (1.0, 1)
+    assert classes["interactive"].value("ttft_p95") == pytest.approx(100.0)
+    assert classes["batch"].value("ttft_p95") == pytest.approx(2000.0)
+    assert (classes["interactive"].value("goodput_ratio"), classes["batch"].requests.refused) == (1.0, 1)
 
 
 def test_only_objectives_that_cover_a_class_are_graded_for_it(log: list[RequestRecord]) -> None:

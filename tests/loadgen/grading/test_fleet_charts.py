@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.charts import Chart
-from loadgen.fleet_charts import fleet_charts
-from loadgen.fleet_rows import FleetRow
+from prefixwatch.loadgen.report.charts import Chart
+from prefixwatch.loadgen.report.fleet_charts import fleet_charts
+from prefixwatch.loadgen.request_log.fleet_rows import FleetRow
 
 
 def row(at: float, stored: int | None, *, worker: str = "w0", repeat: int = 0, running: float = 2.0) -> FleetRow:

@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.columns import Columns
-from loadgen.comparison import METRICS, compare_policies
-from loadgen.figures import output_rate, token_gaps
-from loadgen.grade import grade_policy
-from loadgen.graded import Interval, PolicyGrade
-from loadgen.records import Outcome, RequestRecord
-from loadgen.resampling import Sample, Statistic, tally_of
-from loadgen.statistics import mean_interval, quantile_intervals, share_interval, wilson
+from prefixwatch.loadgen.grading.comparison import compare_policies
+from prefixwatch.loadgen.grading.figures import COMPARED, MEASURES
+from prefixwatch.loadgen.grading.grade import grade_policy
+from prefixwatch.loadgen.grading.measured import Measured
+from prefixwatch.loadgen.grading.model import PolicyGrade
+from prefixwatch.loadgen.grading.resampling import Sample, Statistic, tally_of
+from prefixwatch.loadgen.grading.statistics import mean_interval, quantile_intervals, share_interval
+from prefixwatch.loadgen.request_log.columns import Columns
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.slo.wilson import wilson
 
 MakeRecord = Callable[..., RequestRecord]
 MakeLog = Callable[..., list[RequestRecord]]
@@ -39,54 +41,66 @@ def log(make_log: MakeLog) -> list[RequestRecord]:
 
 @pytest.fixture(scope="module")
 def graded(log: list[RequestRecord]) -> PolicyGrade:
-    return grade_policy(Columns.of([row for row in log if row.policy == "cache_aware"]), [])
+    return grade_policy(Measured(Columns.of([row for row in log if row.policy == "cache_aware"])))
 
 
 def test_every_latency_stands_with_intervals_that_hold_it(graded: PolicyGrade) -> None:
-    with_intervals = [name for name in PolicyGrade.model_fields if name.endswith(("_ms_ci95", "_us_ci95"))]
-    assert len(with_intervals) == 10
-    for name in with_intervals:
-        found, limits = getattr(graded, name.removesuffix("_ci95")), getattr(graded, name)
-        if found.p50 is None:
-            assert name == "ttft_partial_ms_ci95"
+    latencies = [
+        name
+        for measure in MEASURES
+        if measure.quantiles and measure.unit in ("ms", "us") and measure.interval == "blocks"
+        for name, *_ in measure.statistics()
+    ]
+    assert len(latencies) == 33
+    for name in latencies:
+        value, limits = graded.value(name), graded.limits(name)
+        if value is None:
+            assert name.startswith(("ttft_partial", "first_answer"))
             continue
-        assert isinstance(limits, Interval)
-        for point in ("p50", "p95", "p99"):
-            low, high = getattr(limits, point)
-            assert low <= getattr(found, point) <= high
-            assert low < high
+        assert limits is not None
+        assert limits[0] <= value <= limits[1]
+        assert limits[0] < limits[1]
 
 
 def test_every_other_figure_stands_with_an_interval_that_holds_it(graded: PolicyGrade) -> None:
-    for name in ("goodput_rps", "not_completed_ratio", "output_tokens_per_second"):
-        low, high = getattr(graded, f"{name}_ci95")
-        assert low < getattr(graded, name) < high
-    for name in ("hit_ratio", "block_hit_ratio", "hit_tokens_mean"):
-        low, high = getattr(graded.prefix, f"{name}_ci95")
-        assert low < getattr(graded.prefix, name) < high
-    assert graded.prefix.hit_tokens_p50_ci95 == (1600, 1600)  # most requests reuse the whole prefix
-    assert graded.prefix.hit_tokens_p95_ci95 == (1600, 1600)
+    for name in (
+        "goodput_rps",
+        "not_completed_ratio",
+        "output_tokens_per_second",
+        "hit_ratio",
+        "block_hit_ratio",
+        "hit_tokens_mean",
+    ):
+        value, limits = graded.value(name), graded.limits(name)
+        assert value is not None
+        assert limits is not None
+        assert limits[0] < value < limits[1]
+    assert graded.limits("hit_tokens_p50") == (1600, 1600)  # most requests reuse the whole prefix
+    assert graded.limits("hit_tokens_p95") == (1600, 1600)
 
 
 def test_a_comparison_has_every_metric_with_its_interval(log: list[RequestRecord]) -> None:
-    both = {name: Columns.of([row for row in log if row.policy == name]) for name in ("round_robin", "cache_aware")}
-    found = compare_policies(both, [])
-    assert [c.metric for c in found] == [metric.name for metric in METRICS]
+    both = {
+        name: Measured(Columns.of([row for row in log if row.policy == name]))
+        for name in ("round_robin", "cache_aware")
+    }
+    found = compare_policies(both)
+    assert [c.metric for c in found] == list(COMPARED)
     for c in found:
         assert c.ci95 is not None
         assert c.difference is not None
         assert c.ci95[0] <= c.difference <= c.ci95[1]
     better = {c.metric for c in found if c.significant}
-    assert {"ttft_p95_ms", "hit_ratio", "e2e_p95_ms"} <= better
-    assert not {"itl_p95_ms", "completed_ratio"} & better  # gaps are drawn alike, and the same requests are refused
+    assert {"ttft_p95", "hit_ratio", "e2e_p95"} <= better
+    assert not {"itl_p95", "not_completed_ratio"} & better  # gaps are drawn alike, and the same requests are refused
 
 
 def test_too_few_requests_have_figures_and_no_intervals(make_record: MakeRecord) -> None:
-    graded = grade_policy(Columns.of([make_record(index=i, scheduled_s=float(i)) for i in range(20)]), [])
-    assert graded.prefix.hit_ratio == 0.6
-    assert graded.prefix.hit_ratio_ci95 is graded.not_completed_ratio_ci95 is graded.goodput_rps_ci95 is None
-    assert graded.output_tokens_per_second is not None
-    assert graded.output_tokens_per_second_ci95 is None
+    graded = grade_policy(Measured(Columns.of([make_record(index=i, scheduled_s=float(i)) for i in range(20)])))
+    assert graded.value("hit_ratio") == 0.6
+    assert graded.limits("hit_ratio") is graded.limits("not_completed_ratio") is graded.limits("goodput_rps") is None
+    assert graded.value("output_tokens_per_second") is not None
+    assert graded.limits("output_tokens_per_second") is None
 
 
 def test_output_is_what_came_while_the_plan_ran(make_record: MakeRecord) -> None:
@@ -95,11 +109,11 @@ def test_output_is_what_came_while_the_plan_ran(make_record: MakeRecord) -> None
     rows = [make_record(index=i, scheduled_s=float(i), first_token_s=i + 0.1, end_s=i + 0.4) for i in range(9)]
     rows.append(make_record(index=9, scheduled_s=9.0, **times))
     columns = Columns.of(rows)
-    assert output_rate(columns).mean() == pytest.approx((9 * 16 + 8) / 10)
+    assert Measured(columns).output_rate.mean() == pytest.approx((9 * 16 + 8) / 10)
     lost = [replace(row, outcome=Outcome.FAILED, output_tokens=None) if row.index == 3 else row for row in rows]
-    assert output_rate(Columns.of(lost)).mean() == pytest.approx((8 * 16 + 8) / 10)
+    assert Measured(Columns.of(lost)).output_rate.mean() == pytest.approx((8 * 16 + 8) / 10)
     silent = Columns.of([replace(row, output_tokens=None) for row in rows])
-    assert np.isnan(output_rate(silent)).all()
+    assert np.isnan(Measured(silent).output_rate).all()
 
 
 def test_intervals_of_a_ratio_of_sums_cover_it_about_as_often_as_they_say() -> None:
@@ -159,7 +173,7 @@ def test_only_answers_that_came_token_by_token_have_token_gaps(make_record: Make
         make_record(index=1, output_tokens=9, chunk_gaps_ms=[50.0]),
         make_record(index=2, output_tokens=2, chunk_gaps_ms=[3.0]),
     ]
-    gaps = token_gaps(Columns.of(rows))
+    gaps = Measured(Columns.of(rows)).token_gaps
     assert gaps.counts is not None
     assert (gaps.values.tolist(), gaps.counts.tolist()) == ([1, 2, 3], [2, 0, 1])
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from loadgen.columns import Columns
-from loadgen.grade import grade_policy
-from loadgen.levels_report import level_charts, level_sentences, render_levels
-from loadgen.rate_search import RateSearch, Share
-from loadgen.records import RequestRecord
+from prefixwatch.loadgen.grading.grade import grade_policy
+from prefixwatch.loadgen.grading.measured import Measured
+from prefixwatch.loadgen.grading.rate_search import RateSearch, Share
+from prefixwatch.loadgen.report.levels import level_charts, level_sentences, render_levels
+from prefixwatch.loadgen.request_log.columns import Columns
+from prefixwatch.loadgen.request_log.records import RequestRecord
 
 
 def searched() -> dict[str, Any]:
@@ -24,7 +25,7 @@ def searched() -> dict[str, Any]:
 def swept(make_record: Any) -> dict[str, Any]:
     def step(users: int, wait: float, verdict: str, reasons: list[str]) -> dict[str, Any]:
         log: list[RequestRecord] = [make_record(index=k, first_token_s=wait) for k in range(10)]
-        grade = grade_policy(Columns.of(log), []).model_dump(mode="json")
+        grade = grade_policy(Measured(Columns.of(log))).model_dump(mode="json")
         return {
             "concurrency": users, "verdict": verdict, "reasons": reasons, "throughput_rps": 2.0 * users, "grade": grade,
         }  # fmt: skip
@@ -57,7 +58,7 @@ def test_a_sweep_is_drawn_as_latency_and_throughput(make_record: Any) -> None:
     assert throughput.traces[0]["y"] == [2.0, 8.0, 32.0]
     assert throughput.traces[1]["y"] == pytest.approx([2.0, 8.0, 32.0])
     assert level_sentences(found) == [
-        "score: 2 of 3 levels meet every objective with 95 % confidence, the highest 4 users; not to be believed: the "
+        "score: 2 of 3 levels meet every objective with 95 % confidence, the highest 4 users; not valid: the "
         "client was late"
     ]
 
@@ -72,4 +73,6 @@ def test_the_page_says_how_it_ended_and_what_was_run(code: int, mark: str) -> No
 
 
 def test_the_page_of_closed_loops_says_so(make_record: Any) -> None:
-    assert "closed loops: a server that stalls is sent less meanwhile" in render_levels(swept(make_record), 3, {})
+    assert "closed loops: a server that stalls is sent fewer requests meanwhile" in render_levels(
+        swept(make_record), 3, {}
+    )

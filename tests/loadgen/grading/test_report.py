@@ -15,16 +15,20 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from loadgen.charts import build_charts
-from loadgen.engine_counters import EngineCounters
-from loadgen.junit import junit_tree, write_junit
-from loadgen.leaderboard import label_positions, leaderboard_chart
-from loadgen.records import RequestRecord
-from loadgen.report import console_table, markdown_summary, render_report, write_report
-from loadgen.run_figures import RunFigures
-from loadgen.summary import RunFacts, Summary, build_summary, columns_by_policy
-from loadgen.wording import number, percent
-from slo.document import load_objectives
+from prefixwatch.loadgen.grading.run_figures import RunFigures
+from prefixwatch.loadgen.grading.summary import RunFacts, Summary, build_summary, columns_by_policy
+from prefixwatch.loadgen.grading.wording import figure_text, limits_text, number, percent, signed_percent
+from prefixwatch.loadgen.report.advice import what_to_do
+from prefixwatch.loadgen.report.charts import build_charts
+from prefixwatch.loadgen.report.fleet_charts import worker_rows
+from prefixwatch.loadgen.report.headline import Tile, plain_sentence, tiles
+from prefixwatch.loadgen.report.junit import junit_tree, write_junit
+from prefixwatch.loadgen.report.leaderboard import label_positions, leaderboard_chart
+from prefixwatch.loadgen.report.page import console_table, markdown_summary, render_report, write_report
+from prefixwatch.loadgen.request_log.engine_counters import EngineCounters
+from prefixwatch.loadgen.request_log.fleet_rows import FleetRow
+from prefixwatch.loadgen.request_log.records import RequestRecord
+from prefixwatch.slo.build import load_objectives
 
 MakeLog = Callable[..., list[RequestRecord]]
 
@@ -75,8 +79,8 @@ def test_every_chart_has_a_title_a_text_and_a_table(page: str) -> None:
 
     ids = {attrs.get("id") for _, attrs in tags}
     assert [chart["id"] for chart in charts] == [
-        "tradeoff",
         "ttft-distribution",
+        "tradeoff",
         "hit-tokens",
         "balance",
         "ttft-over-time",
@@ -92,8 +96,49 @@ def test_it_says_verdict_figures_and_how_to_run_it_again(page: str, summary: Sum
     assert "✓ Pass" in text
     assert "cache_aware vs round_robin: TTFT p95 " in text
     assert "95 % of requests: TTFT ≤ 0.5 s" in text
-    assert f"<td>{percent(summary.policies['cache_aware'].prefix.hit_ratio)}</td>" in text
+    assert f"<td>{percent(summary.policies['cache_aware'].value('hit_ratio'))}</td>" in text
     assert "scenario: shared-prefix\nseed: 7\n" in text
+
+
+def test_the_first_screen_has_the_verdict_four_tiles_the_curve_and_where_it_was_made(
+    make_log: MakeLog, log: list[RequestRecord]
+) -> None:
+    facts = replace(
+        FACTS,
+        started_at="2026-11-30T12:00:00+00:00",
+        host="bench-01",
+        profile="assumed-gpu",
+        versions={"prefixwatch": "0.1.0", "python": "3.11.2"},
+    )
+    summary = build_summary(log, OBJECTIVES, facts)
+    page = render_report(summary, log, OBJECTIVES, {})
+    start, _, rest = page.partition('<nav aria-label="Contents">')
+
+    assert "2026-11-30 12:00:00 UTC · host bench-01 · profile assumed-gpu (assumed) · prefixwatch 0.1.0" in start
+    assert "<span>cache_aware meets all 4 objectives.</span>" in start
+    assert 'id="ttft-distribution"' in start
+    own, [ttft] = summary.policies["cache_aware"], [c for c in summary.comparison if c.metric == "ttft_p95"]
+    assert [tile.title for tile in tiles(summary)] == ["TTFT p95", "Hit tokens", "Goodput", "TPOT p95"]
+    assert tiles(summary)[0] == Tile(
+        "TTFT p95",
+        f"{figure_text(own, 'ttft_p95')} ms",
+        limits_text(own, "ttft_p95"),
+        f"{signed_percent(ttft.relative)} from {number(ttft.b_value)}",
+        "better",
+    )
+    anchors = re.findall(r'<a href="#([a-z]+)">', rest)
+    assert anchors[:2] == ["leaderboard", "objectives"]
+    assert all(f'id="{anchor}"' in page for anchor in anchors)
+    alone = build_summary(make_log("score", repeats=1), [], facts)
+    assert plain_sentence(alone) == "score was measured without objectives."
+    assert tiles(alone)[0].note == "240 requests"
+
+
+def test_policies_are_side_by_side(summary: Summary, page: str) -> None:
+    table = page[page.index('id="percentiles"') : page.index('id="figures"')]
+    row = table[table.index(">TTFT</th>") :].split("</tr>")[0]
+    values = [figure_text(own, f"ttft_{p}") for own in summary.policies.values() for p in ("p50", "p95", "p99")]
+    assert re.findall(r"<td>([^<]+)", row) == values
 
 
 def test_names_can_not_break_out_of_the_page(make_log: MakeLog) -> None:
@@ -134,13 +179,13 @@ def test_a_log_without_a_single_answer_still_makes_a_report(make_log: MakeLog) -
 def test_charts_stay_small_whatever_the_run(make_log: MakeLog) -> None:
     log = make_log("round_robin", repeats=1, requests=4000)
 
-    charts = build_charts(columns_by_policy(log), OBJECTIVES, block_size=16, workers=4)
+    charts = build_charts(columns_by_policy(log), OBJECTIVES, workers=4)
 
     assert max(len(trace["x"]) for chart in charts for trace in chart.traces) <= 200
 
 
 def test_policies_differ_by_more_than_colour(summary: Summary, log: list[RequestRecord]) -> None:
-    charts = {c.id: c for c in build_charts(columns_by_policy(log), OBJECTIVES, block_size=16, workers=4)}
+    charts = {c.id: c for c in build_charts(columns_by_policy(log), OBJECTIVES, workers=4)}
 
     symbols = [trace["marker"]["symbol"] for trace in charts["balance"].traces]
     dashes = {trace["line"]["dash"] for trace in charts["ttft-distribution"].traces}
@@ -155,7 +200,7 @@ def test_the_console_table_has_a_column_a_policy_and_fits_a_narrow_terminal(summ
     assert "shared-prefix on 4 × simulated" in output.getvalue()
     row = next(line for line in output.getvalue().splitlines() if "TTFT p95 ms" in line)
     for own in summary.policies.values():
-        assert number(own.ttft_ms.p95) in row
+        assert number(own.value("ttft_p95")) in row
 
 
 def test_the_markdown_summary_is_a_github_table(summary: Summary) -> None:
@@ -227,14 +272,15 @@ def test_the_leaderboard_marks_every_policy_by_reuse_and_by_balance(six: Summary
     chart = leaderboard_chart(six.policies)
 
     own = six.policies["score"]
-    assert own.prefix.hit_ratio is not None
+    hits = own.value("hit_ratio")
+    assert hits is not None
     assert [row[0] for row in chart.rows] == list(SIX)
     assert [trace["name"] for trace in chart.traces] == [*SIX, *SIX]
     assert len({trace["marker"]["symbol"] for trace in chart.traces}) == 6
     by_reuse, by_balance = (trace for trace in chart.traces if trace["name"] == "score")
-    assert by_reuse["x"] == [pytest.approx(100 * own.prefix.hit_ratio, abs=0.001)]
-    assert by_balance["x"] == [pytest.approx(own.hotspot.max_over_mean, abs=0.001)]
-    assert by_reuse["y"] == by_balance["y"] == [pytest.approx(own.ttft_ms.p95, rel=1e-5)]
+    assert by_reuse["x"] == [pytest.approx(100 * hits, abs=0.001)]
+    assert by_balance["x"] == [pytest.approx(own.value("hotspot_max_over_mean"), abs=0.001)]
+    assert by_reuse["y"] == by_balance["y"] == [pytest.approx(own.value("ttft_p95"), rel=1e-5)]
 
 
 def test_one_policy_alone_makes_no_leaderboard(make_log: MakeLog) -> None:
@@ -261,7 +307,7 @@ def test_six_policies_fit_a_narrow_terminal_a_row_each(six: Summary) -> None:
     assert "…" not in output.getvalue()
     rows = {line.split()[0]: line for line in output.getvalue().splitlines() if line.strip()}
     for name, own in six.policies.items():
-        assert number(own.ttft_ms.p95) in rows[name]
+        assert number(own.value("ttft_p95")) in rows[name]
 
 
 def test_the_report_says_why_requests_went_where_they_went(six: Summary) -> None:
@@ -304,22 +350,19 @@ def test_the_report_shows_what_the_client_added_and_the_engines_counted(
 
 def test_percentiles_stand_with_their_intervals(summary: Summary, page: str) -> None:
     own = summary.policies["cache_aware"]
-    assert own.ttft_ms_ci95 is not None
-    assert own.ttft_ms_ci95.p95 is not None
-    low, high = own.ttft_ms_ci95.p95
-    assert f"<td>{number(own.ttft_ms.p95)}<small>{number(low)}…{number(high)}</small></td>" in page
-    assert f"{number(own.ttft_ms.p95)} ({number(low)}…{number(high)})" in markdown_summary(summary)
+    value, limits = figure_text(own, "ttft_p95"), limits_text(own, "ttft_p95")
+    assert re.fullmatch(r"[\d.]+…[\d.]+", limits)
+    assert f"<td>{value}<small>{limits}</small></td>" in page
+    assert f"{value} ({limits})" in markdown_summary(summary)
 
 
 def test_figures_that_are_no_latency_stand_with_their_intervals_too(summary: Summary, page: str) -> None:
     own = summary.policies["cache_aware"]
-    assert own.output_tokens_per_second_ci95 is not None
-    assert own.prefix.hit_ratio_ci95 is not None
-    output, limits = number(own.output_tokens_per_second), "…".join(map(number, own.output_tokens_per_second_ci95))
-    low, high = (number(100 * limit) for limit in own.prefix.hit_ratio_ci95)
-    ratio = f"{percent(own.prefix.hit_ratio)} | {low}…{high} %"
-    assert f'<td class="left">output tokens/s</td><td>{output}</td><td>{limits}</td>' in page
-    assert f"| cache_aware | hit tokens | {ratio} |" in markdown_summary(summary)
+    output, limits = figure_text(own, "output_tokens_per_second"), limits_text(own, "output_tokens_per_second")
+    ratio = f"{figure_text(own, 'hit_ratio')} | {limits_text(own, 'hit_ratio')}"
+    assert "…" in limits
+    assert f"<td>{output}<small>{limits}</small></td>" in page
+    assert f"| cache_aware | hit tokens / prompt tokens | {ratio} |" in markdown_summary(summary)
     screen = Console(file=StringIO(), width=120)
     screen.print(console_table(summary))
     assert isinstance(screen.file, StringIO)
@@ -327,11 +370,12 @@ def test_figures_that_are_no_latency_stand_with_their_intervals_too(summary: Sum
 
 
 def test_expected_and_reported_hit_tokens_stand_side_by_side(summary: Summary, page: str) -> None:
-    prefix = summary.policies["cache_aware"].prefix
-    assert prefix.expected_hit_tokens is not None
-    assert prefix.hit_tokens is not None
-    cells = f"<td>{prefix.expected_hit_tokens:,}</td><td>{prefix.hit_tokens:,}</td>"
-    assert f"{cells}<td>{percent(prefix.hit_tokens / prefix.expected_hit_tokens)}</td><td>–</td>" in page
+    own = summary.policies["cache_aware"]
+    expected, reported = own.value("expected_hit_tokens"), own.value("hit_tokens")
+    assert expected is not None
+    assert reported is not None
+    cells = f"<td>{expected:,}</td><td>{reported:,}</td>"
+    assert f"{cells}<td>{percent(reported / expected)}</td><td>–</td>" in page
 
 
 def test_the_console_says_how_sure_and_how_late(with_runs: Summary) -> None:
@@ -344,3 +388,33 @@ def test_the_console_says_how_sure_and_how_late(with_runs: Summary) -> None:
     assert "1.14" in rows["client floor p50 ms"]
     assert "10" in rows["retokenized tokens"]
     assert "ITL p95 ms" not in rows  # no gaps in this log
+
+
+def test_the_first_screen_says_what_to_do(make_log: MakeLog, summary: Summary, page: str) -> None:
+    [preferred] = what_to_do(summary)
+    assert preferred.startswith("Prefer cache_aware to round_robin for this traffic")
+    assert page.index(preferred) < page.index('<nav aria-label="Contents">')
+    slow = [replace(r, first_token_s=(r.first_token_s or 0) + 2) for r in make_log("score")]
+    missed = what_to_do(build_summary(slow, OBJECTIVES, FACTS))
+    assert missed[-1].startswith("Lower the rate or add workers")
+    leaked = replace(FACTS, client_reasons=["score: others used these engines: repeat it when nobody else sends"])
+    spoilt = build_summary(make_log("score", repeats=1, requests=8), OBJECTIVES, leaked)
+    assert what_to_do(spoilt) == [
+        "Decide nothing by this run. Repeat it when nobody else sends. The other reason is under Validity."
+    ]
+
+
+def test_each_worker_has_a_row_with_its_own_counters() -> None:
+    rows = [
+        FleetRow(
+            unix_s=at, policy="p", repeat=0, worker=worker, up=True, running=running, waiting=0.0,
+            kv_usage_ratio=0.1 * at, prefix_hit_tokens_total=50.0 * at, prefix_query_tokens_total=share * at,
+        )
+        for worker, running, share in (("e0", 2.0, 300.0), ("e1", 4.0, 100.0))
+        for at in (1.0, 2.0, 3.0)
+    ]  # fmt: skip
+    restarted = replace(rows[0], worker="e2", prefix_query_tokens_total=1.0)
+    found = worker_rows([*rows, replace(restarted, prefix_query_tokens_total=9.0), restarted])
+    assert found[0][:2] + found[0][3:] == ["e0", "p", "2", "30 %", "600", "–", "16.7 %"]  # of all: e2's is unknown
+    assert found[2][5:] == ["–", "–", "–"]
+    assert worker_rows(rows)[1] == ["e1", "p", "3", "4", "30 %", "200", "25 %", "50 %"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.resampling import MEAN, Statistic
-from loadgen.statistics import (
+from prefixwatch.loadgen.grading.resampling import MEAN, Statistic
+from prefixwatch.loadgen.grading.statistics import (
     MIN_BLOCK_REQUESTS,
     MIN_BLOCKS,
     compare_paired,
@@ -18,8 +18,8 @@ from loadgen.statistics import (
     holm,
     percentile,
     quantile_intervals,
-    wilson,
 )
+from prefixwatch.slo.wilson import wilson
 
 Floats = npt.NDArray[np.float64]
 

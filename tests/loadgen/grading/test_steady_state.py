@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.columns import Columns
-from loadgen.records import RequestRecord
-from loadgen.steady_state import mser, notes, steady_state
+from prefixwatch.loadgen.grading.steady_state import mser, notes, steady_state
+from prefixwatch.loadgen.request_log.columns import Columns
+from prefixwatch.loadgen.request_log.records import RequestRecord
 
 TIMES = np.arange(600, dtype=np.float64) * 0.1
 

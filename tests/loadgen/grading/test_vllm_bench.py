@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.records import Outcome, RequestRecord, table_of
-from loadgen.vllm_bench import vllm_bench_result
-from slo.document import load_objectives
+from prefixwatch.loadgen.report.vllm_bench import vllm_bench_result
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord, table_of
+from prefixwatch.slo.build import load_objectives
 
 MakeRecord = Callable[..., RequestRecord]
 

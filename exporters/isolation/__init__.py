@@ -1,0 +1,1 @@
+"""Reuse across tenants, judged from request records."""

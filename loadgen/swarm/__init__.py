@@ -1,0 +1,1 @@
+"""Locust alone: users in several processes, and its web page."""

@@ -1,0 +1,67 @@
+"""How a Prometheus or an exporter behind a gateway is asked: headers with secrets, and certificates."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from prefixwatch.loadgen.scenario.secrets import filled_in, literal_secret
+from prefixwatch.stack.errors import UsageError
+
+_GAP = re.compile(r"[\s\x00-\x1f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What every question is sent with."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
+    """None: the system's certificates."""
+
+
+def access(headers: Sequence[str], ca_file: Path | None) -> Access:
+    """From `--header 'Name: value'` and `--ca-file`. Raises InputError."""
+    named = dict(_header(text) for text in headers)
+    secret = literal_secret(named)
+    if secret is not None:
+        raise UsageError(
+            f"--header {secret}: a secret on the command line is seen by every process: put it into an environment "
+            f"variable and write '{secret}: Bearer ${{TOKEN}}', in single quotes"
+        )
+    if ca_file is None:
+        return Access(filled_in(named))
+    try:
+        return Access(filled_in(named), ssl.create_default_context(cafile=str(ca_file)))
+    except OSError as error:  # SSLError is one
+        raise UsageError(f"--ca-file {ca_file}: no certificates can be read from it ({error})") from error
+
+
+def check_address(option: str, url: str | None, *, logins: bool = False) -> None:
+    """Raises UsageError for an invalid address, or, without `logins`, one with a password, which would appear in every
+    report."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not _GAP.search(url)
+    except ValueError:  # such as a port above 65,535
+        usable = False
+    if not usable:
+        raise UsageError(f"{option} {url}: give it as http://HOST:PORT")
+    if parts.username is not None and not logins:
+        raise UsageError(
+            f"{option}: a password in the address would appear in every report: give the address alone, and "
+            "--header 'Authorization: Basic ${LOGIN}' with the name of an environment variable"
+        )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or not value.strip():
+        raise UsageError(f"--header {name.strip()}: write it as 'Name: value'")
+    return name.strip(), value.strip()

@@ -1,0 +1,78 @@
+"""What a plan is made for: a scenario, a recording, or the requests that an exporter has seen."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from rich.console import Console
+
+from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
+from prefixwatch.loadgen.scenario.model import load_scenario, shipped_scenarios
+from prefixwatch.simulator.traffic.scenario_traffic import ScenarioTraffic
+from prefixwatch.simulator.traffic.trace import SimulatedRequest, Trace, simulated
+from prefixwatch.stack.bench.recording_options import RecordingOptions, is_scenario, refuse_for_scenario
+from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.local.access import check_address
+from prefixwatch.stack.traffic.trace import ExportOptions, run_export
+
+SCENARIO_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTraffic:
+    """Requests in order of arrival."""
+
+    name: str
+    requests: list[SimulatedRequest]
+    block_size: int
+    notes: Sequence[str] = ()
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last one."""
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s
+
+
+def planned_traffic(source: str, recording: RecordingOptions, speed: float, model_dir: Path | None) -> PlannedTraffic:
+    """`source` is a scenario, a recording's file, or an exporter's URL. Raises UsageError, DocumentError."""
+    if not 0 < speed < inf:
+        raise UsageError(f"--speed must be a number above 0, got {speed}")
+    if source.startswith(("http://", "https://")):
+        check_address("plan", source, logins=True)
+        trace, notes = _live(source, recording)
+        found = _at_speed(source, trace, speed, [*notes, *trace.notes])
+    elif is_scenario(source, shipped_scenarios()):
+        refuse_for_scenario(source, recording, *(["--speed"] if speed != 1.0 else []))
+        scenario = load_scenario(source)
+        requests = ScenarioTraffic(scenario).requests(seed=SCENARIO_SEED)
+        found = PlannedTraffic(scenario.name, requests, scenario.engine.block_size or DEFAULT_BLOCK_SIZE)
+    else:
+        trace = simulated(recording.read(Path(source)), model_dir)
+        found = _at_speed(Path(source).name, trace, speed, trace.notes)
+    if len(found.requests) < 2 or found.seconds <= 0:
+        raise UsageError(f"{source}: a plan needs requests at different times; all arrive at once")
+    return found
+
+
+def _at_speed(name: str, trace: Trace, speed: float, notes: Sequence[str]) -> PlannedTraffic:
+    if not trace.timed:
+        raise UsageError(f"{name}: not every request has a time: give --rate")
+    requests = [replace(request, arrival_s=request.arrival_s / speed) for request in trace.requests]
+    return PlannedTraffic(name, requests, trace.block_size, notes)
+
+
+def _live(exporter: str, recording: RecordingOptions) -> tuple[Trace, list[str]]:
+    """The requests that an exporter keeps, and what is missing in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.jsonl"
+        held = run_export(ExportOptions(exporter=exporter, out=file), Console(quiet=True))
+        trace = simulated(recording.read(file))
+    lacking = {
+        "without_blocks": "have no block marks and count as sharing nothing",
+        "without_length": "were left out: the length of their prompts is unknown",
+    }
+    return trace, [f"{held[key]:,} live requests {text}." for key, text in lacking.items() if held[key]]

@@ -1,0 +1,139 @@
+"""`prefixwatch trace`: live traffic as a recording."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.error import URLError
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+
+from rich.console import Console
+
+from prefixwatch.stack.cli.command import JsonFlag, command, finish, load_option, new_app, output_option, plain_console
+from prefixwatch.stack.errors import UsageError
+
+app = new_app(no_args_is_help=True, help="Live traffic as a recording that simulate, plan, bench and analyze read.")
+
+POLL_SECONDS = 5.0
+_TIMEOUT_SECONDS = 30.0
+
+
+@app.callback()
+def trace() -> None:
+    """Live traffic as a recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """The options of `prefixwatch trace export`."""
+
+    exporter: Annotated[str, load_option(help="The exporter's URL; user and password in it, if it asks for them.")]
+    out: Annotated[Path, output_option(help="The trace to write (JSON lines).")] = Path("trace.jsonl")
+    seconds: Annotated[
+        float, load_option(min=0, help="Go on for this long, so that more is exported than the exporter keeps.")
+    ] = 0.0
+    as_json: JsonFlag = False
+
+
+def run_export(
+    options: ExportOptions,
+    console: Console,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Write the trace; returns what it holds. Raises UsageError if there is nothing, or nobody answers."""
+    rows = unknown = without_length = lost = 0
+    try:
+        with options.out.open("w", encoding="utf-8") as file:
+            for page in _pages(options, clock, sleep):
+                for row in page["rows"]:
+                    unknown += "shares_unknown" in row
+                    file.write(json.dumps(row) + "\n")
+                rows += len(page["rows"])
+                without_length += page["without_length"]
+                lost += page["lost"]
+    except OSError as error:
+        raise UsageError(f"--out {options.out}: can't be written ({error.strerror or error})") from error
+    if not rows:
+        options.out.unlink()
+        raise UsageError(
+            f"{options.exporter} has no request with a prompt length yet: let it read a router's records or spans, "
+            "and send traffic"
+        )
+    console.print(f"Wrote {rows:,} requests to {options.out}.", highlight=False, soft_wrap=True)
+    for count, text in (
+        (unknown, "have no block marks (a router without a tokenizer, or spans): they count as sharing nothing"),
+        (without_length, "were left out: the length of their prompts is unknown"),
+        (lost, "were gone before they were read: export more often, or with --seconds"),
+    ):
+        if count:
+            console.print(f"{count:,} requests {text}.", highlight=False, soft_wrap=True)
+    return {
+        "out": str(options.out),
+        "requests": rows,
+        "without_blocks": unknown,
+        "without_length": without_length,
+        "lost": lost,
+    }
+
+
+def _pages(
+    options: ExportOptions, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> Iterator[dict[str, Any]]:
+    ends, after, life = clock() + options.seconds, 0, None
+    while True:
+        page = _page(options.exporter, after)
+        if life not in (None, page["life"]):
+            raise UsageError(f"{options.exporter} was restarted: block ids of two lives don't agree; export again")
+        page["lost"] = page["first"] - after if life is not None else 0
+        life, after = page["life"], page["last"]
+        yield page
+        if after < page["added"]:
+            continue
+        if clock() >= ends:
+            return
+        sleep(min(POLL_SECONDS, max(0.0, ends - clock())))
+
+
+def _page(exporter: str, after: int) -> dict[str, Any]:
+    parts = urlsplit(exporter if "://" in exporter else f"http://{exporter}")
+    headers = {"Accept": "application/json"}
+    if parts.username is not None:
+        login = f"{parts.username}:{parts.password or ''}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+    host = parts.hostname or ""
+    address = parts._replace(
+        netloc=f"[{host}]" if ":" in host else host,
+        path=parts.path.rstrip("/") + "/api/v1/trace",
+        query=f"after={after}",
+    )
+    if parts.port is not None:
+        address = address._replace(netloc=f"{address.netloc}:{parts.port}")
+    url = urlunsplit(address)
+    try:
+        with urlopen(Request(url, headers=headers), timeout=_TIMEOUT_SECONDS) as answer:
+            page: dict[str, Any] = json.load(answer)
+    except (URLError, HTTPException, OSError, ValueError) as error:
+        raise UsageError(f"{url} can't be read ({error}): give the URL of a running prefixwatch exporter") from error
+    if not isinstance(page, dict) or "rows" not in page:
+        raise UsageError(f"{url} isn't a trace: give the URL of a prefixwatch exporter")
+    return page
+
+
+@command(app, "export")
+def export(options: ExportOptions) -> None:
+    """Write the requests that an exporter has seen as a trace, without any text in it.
+
+    Example: `prefixwatch trace export --exporter http://exporter:9477 --seconds 3600 --out hour.jsonl`
+
+    Example: `prefixwatch plan hour.jsonl --profile h100-llama-8b --speed 1.5`
+    """
+    finish(run_export(options, plain_console(stderr=options.as_json)), 0, as_json=options.as_json)

@@ -1,0 +1,96 @@
+"""Each dimension by its definition, its bounds, and what it doesn't depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import e, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixwatch.kvcache.locality import Locality, Use
+
+
+def ratios(*uses: Use) -> dict[str, float]:
+    locality = Locality()
+    for use in uses:
+        locality.add(use)
+    return locality.ratios()
+
+
+USES = st.lists(
+    st.builds(
+        Use,
+        at_s=st.just(0.0),
+        hit_tokens=st.integers(0, 1000),
+        session=st.sampled_from(["", "a", "b", "c"]),
+        user=st.sampled_from(["", "u", "v"]),
+        prefix=st.sampled_from(["", "p", "q", 7]),
+        held_tokens=st.none() | st.integers(0, 1000),
+        near_tokens=st.none() | st.integers(0, 2000),
+    ),
+    max_size=40,
+)
+
+
+@given(USES)
+def test_every_dimension_and_the_norm_lie_between_0_and_1(uses: list[Use]) -> None:
+    found = ratios(*uses)
+    assert all(0.0 <= value <= 1.0 + 1e-12 for value in found.values())
+    known = [value for name, value in found.items() if name != "norm"]
+    assert found.get("norm", 0.0) == pytest.approx(sqrt(np.mean(np.square(known))) if known else 0.0)
+
+
+@given(USES, st.floats(0.001, 1000))
+def test_no_dimension_depends_on_the_speed_of_the_traffic(uses: list[Use], spacing: float) -> None:
+    assert ratios(*uses) == ratios(*(replace(use, at_s=k * spacing) for k, use in enumerate(uses)))
+
+
+def test_temporal_is_one_over_e_at_random_nothing_in_turn_and_nearly_all_back_to_back() -> None:
+    keys, rng = 50, np.random.default_rng(1)
+    drawn = rng.integers(0, keys, 40_000).tolist()
+    assert ratios(*(Use(0, 1, prefix=f"p{k}") for k in drawn))["temporal"] == pytest.approx(1 / e, abs=0.01)
+    assert ratios(*(Use(0, 1, prefix=f"p{k % keys}") for k in range(5_000)))["temporal"] == 0.0
+    bursts = [k // 100 for k in range(5_000)]
+    assert ratios(*(Use(0, 1, prefix=f"p{k}") for k in bursts))["temporal"] == pytest.approx(1 - 1 / keys)
+
+
+def test_temporal_does_not_depend_on_how_popular_prefixes_are() -> None:
+    rng = np.random.default_rng(2)
+    drawn = rng.choice(20, 40_000, p=np.arange(1, 21) / 210).tolist()
+    assert ratios(*(Use(0, 1, prefix=f"p{k}") for k in drawn))["temporal"] == pytest.approx(1 / e, abs=0.02)
+
+
+@pytest.mark.parametrize("prefixes", [1, 4, 16])
+def test_spatial_is_the_chance_to_meet_the_same_prefix(prefixes: int) -> None:
+    assert ratios(*(Use(0, 10, prefix=k) for k in range(prefixes)))["spatial"] == pytest.approx(1 / prefixes)
+
+
+def test_identity_is_the_share_of_users_who_came_back() -> None:
+    uses = [Use(0, 10, session=f"s{k}", user=f"u{k % 5}") for k in range(20)]
+    assert ratios(*uses)["identity"] == 15 / 20
+    again = [Use(0, 10, session="s0", user="u0") for _ in range(10)]
+    assert ratios(*again)["identity"] == 0.0  # one session's later requests are no other session
+
+
+def test_topological_is_what_was_held_where_the_request_went() -> None:
+    uses = [Use(0, 0, held_tokens=100, near_tokens=100), Use(0, 0, held_tokens=300, near_tokens=0)]
+    assert ratios(*uses)["topological"] == 0.25
+    assert "topological" not in ratios(Use(0, 5, held_tokens=100))
+
+
+def test_the_window_forgets_uses_and_keys() -> None:
+    locality = Locality(window_s=10.0)
+    for at_s, prefix in ((0.0, "p"), (1.0, "p"), (20.0, "q"), (21.0, "q")):
+        locality.add(Use(at_s, 10, prefix=prefix))
+    assert locality.ratios(21.0)["spatial"] == 1.0
+    assert locality.ratios(40.0) == {}
+
+
+def test_most_uses_and_keys_bound_what_is_kept() -> None:
+    locality = Locality(most_keys=3, most_uses=2)
+    for k in range(100):
+        locality.add(Use(0.0, 1, session=f"s{k}", user=f"u{k}", prefix=k))
+    assert locality.ratios()["spatial"] == 0.5

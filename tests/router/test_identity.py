@@ -1,0 +1,410 @@
+"""Who asks, and whose blocks it may share: what clients say of themselves never counts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from pathlib import Path
+from time import time
+from typing import Any
+
+import jwt
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from prefixwatch.kvcache.isolation_findings import FindingKind
+from prefixwatch.router.config import IdentityConfig
+from prefixwatch.router.errors import RouterError
+from prefixwatch.router.exchange.namespaces import Namespaces, framed, with_only_this_salt
+from prefixwatch.router.serving import identity_files
+from prefixwatch.router.serving.identity_files import IdentityFiles
+from tests.router.conftest import Client, Start
+from tests.router.fake_engine import FakeEngine, until
+from tests.router.test_request_log import answering, page
+
+KEY, ACME, BOLT = "k" * 40, "acme-s3cr3t-api-key", "bolt-s3cr3t-api-key"
+names = st.text(max_size=20)
+
+
+@pytest.fixture
+def secrets_file(tmp_path: Path) -> Path:
+    return written(tmp_path / "secrets.yaml")
+
+
+def written(path: Path, key: str = KEY, **tenants: str) -> Path:
+    keys = tenants or {"acme": ACME, "bolt": BOLT}
+    content = {
+        "namespace_key": key,
+        "api_keys": {name: [hashlib.sha256(one.encode()).hexdigest()] for name, one in keys.items()},
+    }
+    new = path.with_suffix(".new")
+    new.write_text(yaml.safe_dump(content))
+    os.replace(new, path)
+    return path
+
+
+def by_key(secrets_file: Path, **fields: Any) -> dict[str, Any]:
+    return {"identity": {"secrets_file": str(secrets_file), "api_keys": True, **fields}}
+
+
+def by_proxy(secrets_file: Path, proxies: str = "127.0.0.0/8", **fields: Any) -> dict[str, Any]:
+    return {"identity": {"secrets_file": str(secrets_file), "trusted_proxies": [proxies], **fields}}
+
+
+async def status(client: Client, headers: Any = None, **fields: Any) -> int:
+    async with client.chat("x" * 64, headers=headers, **fields) as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+def salts(engine: FakeEngine) -> list[Any]:
+    return [json.loads(body).get("cache_salt") for body in engine.bodies]
+
+
+@given(st.lists(names, max_size=4), st.lists(names, max_size=4))
+def test_different_parts_are_never_framed_alike(one: list[str], other: list[str]) -> None:
+    assert (framed(*one) == framed(*other)) is (one == other)
+
+
+@given(names, names, st.binary(min_size=1, max_size=40))
+def test_two_tenants_have_one_salt_only_within_a_trust_group(one: str, other: str, key: bytes) -> None:
+    alone = Namespaces(key, {})
+    assert (alone.salt(one) == alone.salt(other)) is (one == other)
+    together = Namespaces(key, {"friends": [one, other]})
+    assert together.salt(one) == together.salt(other)
+    assert together.salt(one) not in (alone.salt(one), alone.salt("friends"), alone.salt("group"))
+    assert Namespaces(key + b"2", {}).salt(one) != alone.salt(one)
+
+
+CHOSEN_NAMES = [
+    "cache_salt",
+    "Cache_Salt",
+    "CACHE-SALT",
+    "ｃａｃｈｅ_ｓａｌｔ",
+    " cache_salt ",
+    "extra_key",
+    "kv_transfer_params",
+]
+CHOSEN = st.sampled_from(CHOSEN_NAMES)
+ANYTHING = st.recursive(
+    st.none() | st.integers() | names, lambda inner: st.lists(inner) | st.dictionaries(CHOSEN, inner)
+)
+
+
+def keys_in(value: Any) -> list[str]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [*(value if isinstance(value, dict) else ()), *(key for one in inner for key in keys_in(one))]
+
+
+@given(
+    st.dictionaries(CHOSEN | names, ANYTHING, max_size=6),
+    st.dictionaries(st.sampled_from(["extra_body", "vllm_xargs", "nvext", "sampling_params"]), ANYTHING, max_size=3),
+    st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"]),
+)
+def test_no_salt_of_a_client_survives_in_a_body(fields: dict[str, Any], more: dict[str, Any], path: str) -> None:
+    evil = json.dumps({**fields, **more, "messages": [{"role": "user", "content": "cache_salt"}]})
+    sent = json.loads(with_only_this_salt(evil.encode(), path, "OWN"))
+    assert sent.pop("cache_salt") == "OWN"
+    assert sent.pop("extra_key", "OWN") == "OWN"
+    assert "kv_transfer_params" not in sent
+    assert sent["messages"] == [{"role": "user", "content": "cache_salt"}]
+    assert not any(key in CHOSEN_NAMES for name in more for key in keys_in(sent[name]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"cache_salt": "OWN", "cache_salt": "evil", "messages": []}',
+        b'{"cache_salt": "evil", "cache_salt": "OWN", "messages": []}',
+        b'{"cache\\u005fsalt": "evil", "messages": []}',
+        b'{"cache_salt": ["evil"], "messages": []}',
+        b'{"cache_salt": {"a": 1}, "extra_key": ["x", "y"], "messages": []}',
+        b'{"cache_salt": 5, "messages": []}',
+    ],
+)
+def test_doubled_escaped_and_wrongly_typed_salts_are_replaced(body: bytes) -> None:
+    assert with_only_this_salt(body, "/v1/chat/completions", "OWN") == b'{"messages":[],"cache_salt":"OWN"}'
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+@pytest.mark.parametrize("prompts", [["a" * 64, "b" * 64], [[1, 2, 3], [4, 5, 6]]])
+def test_each_prompt_of_a_batch_is_in_the_derived_namespace(path: str, prompts: list[Any]) -> None:
+    field = "prompt" if path == "/v1/completions" else "text"
+    evil = [{"cache_salt": "evil"}, {"extra_key": "evil"}]
+    body = {field: prompts, "cache_salt": ["OWN", "evil"], "extra_key": ["evil", "evil"], "sampling_params": evil}
+    sent = json.loads(with_only_this_salt(json.dumps(body).encode(), path, "OWN"))
+    assert sent[field] == prompts
+    assert sent["cache_salt"] == "OWN", "one salt for all prompts, and no list"
+    assert "evil" not in str(sent)
+
+
+async def test_an_api_key_makes_the_tenant_and_its_salt(
+    start: Start, engines: list[FakeEngine], secrets_file: Path
+) -> None:
+    client = await start(engines[:1], policy="cache_aware", **by_key(secrets_file))
+    assert await status(client, {"Authorization": f"Bearer {ACME}"}, cache_salt="mine") == 200
+    assert await status(client, {"x-api-key": BOLT}, extra_key="mine") == 200
+    assert await status(client, {"Authorization": f"Bearer {ACME}"}) == 200
+    assert await status(client) == 200
+    acme, bolt, again, anonymous = salts(engines[0])
+    assert acme == again
+    assert len({acme, bolt, anonymous}) == 3
+    assert all(len(salt) == 32 for salt in (acme, bolt, anonymous))
+    assert not any("mine" in body.decode() for body in engines[0].bodies)
+    for headers in engines[0].headers:
+        assert "Authorization" not in headers, "the key is for this router"
+        assert "x-api-key" not in headers
+    assert [headers.get("x-tenant-id") for headers in engines[0].headers] == ["acme", "bolt", "acme", None]
+    records = (await page(client)).records
+    assert [record.finding for record in records] == [""] * 4
+    shown = str(records) + (await (await client.session.get(f"{client.url}/metrics")).text())
+    assert not any(secret in shown for secret in (ACME, BOLT, acme, bolt, KEY, "acme", "bolt"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected", "reason"),
+    [
+        ({"Authorization": "Bearer wrong"}, 401, "bad_identity"),
+        ({"Authorization": f"Bearer {ACME} "}, 200, ""),
+        ({"Authorization": f"Bearer {ACME.upper()}"}, 401, "bad_identity"),
+        ({"Authorization": f"Bearer {ACME}", "x-api-key": BOLT}, 400, "two_tenants"),
+        ([("Authorization", f"Bearer {ACME}"), ("Authorization", f"Bearer {BOLT}")], 400, "two_tenants"),
+        ({"Authorization": f"Bearer {ACME}", "x-tenant-id": "bolt"}, 403, "untrusted_tenant"),
+        ({"x-tenant-id": "bolt"}, 403, "untrusted_tenant"),
+        ({"x_tenant_id": "bolt", "Authorization": f"Bearer {ACME}"}, 400, "two_tenants"),
+        ({}, 401, "no_identity"),
+    ],
+)
+async def test_forged_and_doubled_identities_are_refused(
+    start: Start, engines: list[FakeEngine], secrets_file: Path, *, headers: Any, expected: int, reason: str
+) -> None:
+    client = await start(engines[:1], **by_key(secrets_file, required=True))
+    assert await status(client, headers) == expected
+    assert len(engines[0].bodies) == (1 if expected == 200 else 0)
+    if reason:
+        assert client.value("refusals_total", reason=reason) == 1
+
+
+@pytest.mark.parametrize(
+    ("proxies", "headers", "expected"),
+    [
+        ("127.0.0.0/8", {"x-tenant-id": "acme"}, 200),
+        ("127.0.0.1", {"X-TENANT-ID": "acme"}, 200),
+        ("10.0.0.0/8", {"x-tenant-id": "acme"}, 403),
+        ("10.0.0.0/8", {"x-tenant-id": "acme", "X-Forwarded-For": "10.0.0.1", "Forwarded": "for=10.0.0.1"}, 403),
+        ("127.0.0.0/8", {"x-tenant-id": "acme, bolt"}, 400),
+        ("127.0.0.0/8", [("x-tenant-id", "acme"), ("x-tenant-id", "acme")], 400),
+        ("127.0.0.0/8", {"x-tenant-id": "a" * 257}, 400),
+        ("127.0.0.0/8", {"x-tenant-id": ""}, 200),
+    ],
+)
+async def test_the_tenant_header_counts_from_a_trusted_proxy_alone(
+    start: Start, engines: list[FakeEngine], secrets_file: Path, *, proxies: str, headers: Any, expected: int
+) -> None:
+    client = await start(engines[:1], **by_proxy(secrets_file, proxies))
+    assert await status(client, headers) == expected
+
+
+BODY = b'{"model":"tiny","messages":[]}'
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(BODY)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD + b"x-tenant-id: acme\r\nX-TENANT-ID: bolt\r\n\r\n" + BODY,
+        HEAD + b"x-tenant-id: acme\r\nx_tenant_id: bolt\r\n\r\n" + BODY,
+        HEAD + b"x-tenant-id : acme\r\n\r\n" + BODY,
+        HEAD + b"x-a: 1\r\n x-tenant-id: acme\r\n\r\n" + BODY,
+        HEAD + b"x-tenant-id: acme\x00bolt\r\n\r\n" + BODY,
+        HEAD + b"x-a: 1\nx-tenant-id: acme\r\n\r\n" + BODY,
+        HEAD + b"Transfer-Encoding: chunked\r\nx-tenant-id: acme\r\n\r\n0\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nx-tenant-id: acme\r\n\r\n" + BODY,
+    ],
+)
+async def test_no_tenant_is_smuggled_past_the_parser(
+    start: Start, engines: list[FakeEngine], secrets_file: Path, sent: bytes
+) -> None:
+    client = await start(engines[:1], **by_proxy(secrets_file))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(client.url.rpartition(":")[2]))
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert b" 400 " in answer.splitlines()[0]
+    assert engines[0].bodies == []
+
+
+async def test_tenants_whose_names_look_alike_share_nothing(
+    start: Start, engines: list[FakeEngine], secrets_file: Path
+) -> None:
+    client = await start(engines[:1], **by_proxy(secrets_file))
+    alike = ["acme", "ACME", "Acme", "acme.", "ａｃｍｅ", "аcme", "acme\u200b", "anonymous", "group", "tenant"]
+    for name in alike:
+        assert await status(client, {"x-tenant-id": name}) == 200
+    assert await status(client, {"cache-salt": "x", "X-Cache-Salt": "x", "x_extra_key": "x"}) == 200
+    assert len(set(salts(engines[0]))) == len(alike) + 1
+    assert not any("salt" in name.lower() or "extra" in name.lower() for name in engines[0].headers[-1])
+
+
+async def test_a_trust_group_shares_and_is_no_finding(
+    start: Start, engines: list[FakeEngine], secrets_file: Path
+) -> None:
+    groups: dict[str, Any] = {"trust_groups": {"family": ["acme", "bolt"]}}
+    client = await start(
+        engines[:1], policy="cache_aware", isolation={"caches_at_start": "empty"}, **by_proxy(secrets_file, **groups)
+    )
+    for tenant, cached in (("acme", 0), ("bolt", 64), ("other", 64)):
+        engines[0].behaviour = answering(cached)
+        assert await status(client, {"x-tenant-id": tenant}) == 200
+    acme, bolt, other = salts(engines[0])
+    assert acme == bolt != other
+    first, second, third = (await page(client)).records
+    assert (first.trust_group, second.trust_group, third.trust_group) == ("family", "family", "")
+    assert (second.own_tokens, second.finding) == (80, "")
+    assert (third.own_tokens, third.finding, third.finding_tenant) == (0, FindingKind.SALT_IGNORED, "group family")
+
+
+async def test_keys_rotate_without_a_restart(
+    start: Start, engines: list[FakeEngine], secrets_file: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(identity_files, "CHECK_SECONDS", 0.01)
+    client = await start(engines[:1], **by_key(secrets_file))
+
+    async def accepted(key: str) -> bool:
+        return await status(client, {"x-api-key": key}) == 200
+
+    assert await accepted(ACME)
+    written(secrets_file, key="n" * 40, acme="a-new-key-of-acme")
+    await until(lambda: len(client.router.identity_files.tenant_of) == 1)
+    assert await accepted("a-new-key-of-acme")
+    assert not await accepted(ACME)
+    old, new = salts(engines[0])
+    assert old != new
+    secrets_file.write_text("namespace_key: too-short-a-secret\n")
+    await until(lambda: not client.router.identity_files.usable["secrets"])
+    assert await accepted("a-new-key-of-acme"), "what was valid stays so"
+    assert client.value("identity_files_usable", file="secrets") == 0
+    assert "too-short-a-secret" not in caplog.text
+    assert salts(engines[0])[-1] == new
+
+
+def token(key: Any, kid: str = "one", algorithm: str = "ES256", **claims: Any) -> str:
+    payload = {"tenant": "acme", "exp": time() + 60, "aud": "llm", "iss": "idp", **claims}
+    return jwt.encode({k: v for k, v in payload.items() if v is not None}, key, algorithm, headers={"kid": kid})
+
+
+async def test_a_token_names_the_tenant_if_everything_about_it_is_right(
+    start: Start, engines: list[FakeEngine], secrets_file: Path, tmp_path: Path
+) -> None:
+    key, other = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    jwks = tmp_path / "jwks.json"
+    jwks.write_text(key_set(one=key))
+    settings = {"jwks": str(jwks), "audience": "llm", "issuer": "idp"}
+    client = await start(engines[:1], identity={"secrets_file": str(secrets_file), "jwt": settings, "required": True})
+    unsigned = jwt.encode({"tenant": "acme", "exp": time() + 60, "aud": "llm", "iss": "idp"}, "", "none")
+    shared = token("k" * 64, algorithm="HS256")
+    wrong = [
+        token(other), token(key, kid="two"), token(key, exp=time() - 60), token(key, exp=None), token(key, aud="web"),
+        token(key, iss="evil"), token(key, tenant=5), token(key, tenant=""), token(key, tenant=["acme"]),
+        token(key)[:-4], unsigned, shared, "a.b.c", "", "{}",
+    ]  # fmt: skip
+    for one in wrong:
+        assert await status(client, {"Authorization": f"Bearer {one}"}) == 401, one
+    assert await status(client, {"Authorization": f"Bearer {token(key)}"}) == 200
+    assert await status(client, {"Authorization": f"Bearer {token(key)}"}) == 200, "a replay is the same tenant's"
+    assert [headers["x-tenant-id"] for headers in engines[0].headers] == ["acme", "acme"]
+    assert len(set(salts(engines[0]))) == 1
+
+
+def key_set(**keys: ec.EllipticCurvePrivateKey) -> str:
+    """A JWKS document: public keys by their id."""
+    public = {kid: json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())) for kid, key in keys.items()}
+    return json.dumps({"keys": [{**one, "kid": kid} for kid, one in public.items()]})
+
+
+async def test_keys_at_an_address_rotate_and_outlive_its_failures(
+    start: Start, engines: list[FakeEngine], secrets_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity_files, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(identity_files, "_JWKS_SECONDS", 0.02)
+    old, new = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    answers: dict[str, Any] = {"status": 200, "text": key_set(one=old)}
+
+    async def jwks(_request: web.Request) -> web.Response:
+        return web.Response(**answers)
+
+    app = web.Application()
+    app.router.add_get("/jwks.json", jwks)
+    address = TestServer(app)
+    await address.start_server()
+    settings = {"jwks": str(address.make_url("/jwks.json")), "audience": "llm", "issuer": "idp"}
+    client = await start(engines[:1], identity={"secrets_file": str(secrets_file), "jwt": settings, "required": True})
+    files = client.router.identity_files
+
+    async def accepted(key: Any, kid: str) -> bool:
+        return await status(client, {"Authorization": f"Bearer {token(key, kid)}"}) == 200
+
+    await until(lambda: files.signing_key("one") is not None)
+    assert await accepted(old, "one")
+    answers["text"] = key_set(two=new)
+    await until(lambda: files.signing_key("two") is not None)
+    assert await accepted(new, "two")
+    assert not await accepted(old, "one"), "its key was withdrawn"
+    for broken in ({"status": 503, "text": key_set(one=old)}, {"status": 200, "text": '{"keys": []}'}):
+        answers.update(broken)
+        await until(lambda: not files.usable["jwks"])
+        assert client.value("identity_files_usable", file="jwks") == 0
+        assert await accepted(new, "two"), "what was valid stays so"
+        assert not await accepted(old, "one")
+        answers.update(status=200, text=key_set(two=new))
+        await until(lambda: files.usable["jwks"])
+    await address.close()
+    await until(lambda: not files.usable["jwks"])
+    assert await accepted(new, "two"), "nobody listens at the address any more"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"trusted_proxies": ["10.0.0.0/99"]}, "not an address or network"),
+        ({"api_keys": True}, "needs the secrets_file"),
+        ({"required": True}, "add trusted_proxies, api_keys or jwt"),
+        ({"secrets_file": "x"}, "add trusted_proxies, api_keys or jwt"),
+        ({"trust_groups": {"a": ["t"], "b": ["t"]}}, "'t' is in two trust_groups"),
+    ],
+)
+def test_settings_that_would_not_isolate_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        IdentityConfig.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("namespace_key: s3cret-short", "shorter than 32"),
+        ("api_keys: {acme: [s3cret-no-hash]}", "api_keys"),
+        ("namespace_keys: s3cret", "namespace_key"),
+        (yaml.safe_dump({"api_keys": {"a": ["0" * 64], "b": ["0" * 64]}}), "two tenants have the same key"),
+        (None, "can't be read|No such file"),
+    ],
+)
+def test_a_secrets_file_that_cannot_be_used_is_named_and_not_quoted(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "secrets.yaml"
+    if content is not None:
+        path.write_text(content)
+    config = IdentityConfig(secrets_file=path, api_keys=True)
+    with pytest.raises(RouterError, match=message) as refused:
+        IdentityFiles(config)
+    assert "secrets.yaml" in str(refused.value)
+    assert "s3cret-" not in str(refused.value)
