@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from hatch_build import restore_links
 from prefixwatch.engines.fleet import start_simulated
 from prefixwatch.engines.tiny_model import default_model_dir
 from tests.stack.test_extras import Page
@@ -113,6 +114,20 @@ def test_every_file_of_the_rooms_is_in_the_wheel(wheel: Path) -> None:
     files = {f"prefixwatch/{name}" for name in listed if name and (ROOT / name).is_file()}
     assert len(files) > 500
     assert files - set(zipfile.ZipFile(wheel).namelist()) == set()
+
+
+def test_links_that_a_checkout_holds_as_text_files_come_back(tmp_path: Path) -> None:
+    """Git on Windows, and some archives, write a link as a file with its target; other files stay as they are."""
+    package = tmp_path / "src" / "prefixwatch"
+    package.mkdir(parents=True)
+    (tmp_path / "alerts").mkdir()
+    for name, text in (("alerts", "../../alerts"), ("router", "../../router"), ("slo", "../../etc"), ("a.py", "x")):
+        (package / name).write_text(text)
+    restore_links(package)
+    assert {path.name: path.is_symlink() for path in package.iterdir()} == {
+        "alerts": True, "router": False, "slo": False, "a.py": False,
+    }  # fmt: skip
+    assert (package / "alerts").resolve() == tmp_path / "alerts"
 
 
 def test_it_is_the_installed_package_that_runs(installed: Installed) -> None:
