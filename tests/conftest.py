@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +105,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name in HEAVY_FILES or any(item.get_closest_marker(name) for name in HEAVY_MARKERS):
             item.add_marker("heavy")
+    if "locust" in sys.modules:
+        raise pytest.UsageError("a test module imports Locust, which patches the standard library: run it as a process")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

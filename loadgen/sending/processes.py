@@ -21,14 +21,11 @@ from locust.exception import RPCError
 from prefixwatch.documents.errors import InputError
 from prefixwatch.loadgen.sending.distributed import Master, Worker, share_of
 from prefixwatch.loadgen.sending.load_run import LoadRun
-from prefixwatch.loadgen.sending.run_config import RunConfig
+from prefixwatch.loadgen.sending.run_config import RunConfig, master_address
 
-DEFAULT_PORT = 5557
-"""Locust's own."""
 CONNECT_SECONDS = 120.0
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
-_LAST_PORT = 65_535
 
 
 class Led:
@@ -37,7 +34,7 @@ class Led:
     def __init__(self, config: RunConfig) -> None:
         """Raises InputError for an address that can't be listened on."""
         self._config = config
-        host, port = _address(config.locust_master)
+        host, port = master_address(config.locust_master)
         try:
             socket.getaddrinfo(host, port)  # Locust prints why a name can't be resolved where our progress goes
             self._runner: Any = Environment(user_classes=[]).create_master_runner(host, port)
@@ -99,15 +96,3 @@ def work_for(address: str) -> None:
 
 def _prepare_share(config: RunConfig, position: int, count: int) -> LoadRun:
     return LoadRun.prepare(config, lambda plan: share_of(plan, position, count))
-
-
-def _address(given: str) -> tuple[str, int]:
-    """Where to listen: on a free port of this machine alone, if nothing is given."""
-    if not given:
-        return "127.0.0.1", 0
-    host, colon, port = given.rpartition(":")
-    if not colon:
-        return given, DEFAULT_PORT
-    if not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
-        raise InputError(f"locust_master {given}: write it as HOST or HOST:PORT")
-    return host, int(port)

@@ -9,6 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prefixwatch.documents.errors import InputError
 
+_MASTER_PORT = 5557
+"""Locust's own."""
+_LAST_PORT = 65_535
+
 
 class RunConfig(BaseModel):
     """One run: one scenario, sent once to one target."""
@@ -74,3 +78,15 @@ def load_run_config(path: Path) -> RunConfig:
     except ValidationError as error:
         lines = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
         raise InputError("\n".join(lines) + f"\nfields are {', '.join(RunConfig.model_fields)}") from error
+
+
+def master_address(given: str) -> tuple[str, int]:
+    """Where Locust's master listens: on a free port of this machine alone, if nothing is given. Raises InputError."""
+    if not given:
+        return "127.0.0.1", 0
+    host, colon, port = given.rpartition(":")
+    if not colon:
+        return given, _MASTER_PORT
+    if not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+        raise InputError(f"locust_master {given}: write it as HOST or HOST:PORT")
+    return host, int(port)

@@ -13,7 +13,7 @@ import pytest
 from prefixwatch.documents.errors import InputError
 from prefixwatch.engines.process import free_port
 from prefixwatch.loadgen.request_log.records import Outcome, read_requests
-from prefixwatch.loadgen.sending.processes import _address
+from prefixwatch.loadgen.sending.run_config import master_address
 from tests.stack.command_line import prefixwatch
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1:x"])
 def test_a_wrong_port_is_one_message(address: str) -> None:
     with pytest.raises(InputError, match=f"locust_master {address}: write it as HOST or HOST:PORT"):
-        _address(address)
+        master_address(address)
 
 
 def test_a_name_that_is_no_address_is_one_message(tmp_path: Path) -> None:
