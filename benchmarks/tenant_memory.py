@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -32,15 +33,10 @@ _BOUND_BLOCKS = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds per request, and bytes."""
+    """CPU time per request, and memory."""
 
-    hash_us: float
-    keyed_hash_us: float
-    memory_new_us: float
-    memory_again_us: float
-    memory_branch_us: float
-    memory_full_us: float
-    watch_us: float
+    microseconds: dict[str, float]
+    """By what is measured; the first is the baseline."""
     tenants: int
     remembered_blocks: int
     bound_blocks: int
@@ -52,49 +48,54 @@ def measured(tenants: int) -> Cost:
     prompts = [rng.integers(0, 1 << 17, _TOKENS, dtype=np.uint32) for _ in range(_PROMPTS)]
     hashed = [block_hashes(prompt, _BLOCK) for prompt in prompts]
     branches = [np.concatenate([prompt[: _TOKENS // 2], prompt[::-1][: _TOKENS // 2]]) for prompt in prompts]
+    turns = [np.concatenate([prompt[2048:], prompt[:2048]]) for prompt in prompts]
+    turn_hashes = [block_hashes(turn, _BLOCK) for turn in turns]
+    begun = [(turn[:-2048], blocks[: -2048 // _BLOCK]) for turn, blocks in zip(turns, turn_hashes, strict=True)]
     branch_hashes = [block_hashes(prompt, _BLOCK) for prompt in branches]
     key = BlockKey("a secret of the router's own index")
     root = key.root()
-    new, again, branch, full, hashing, keyed, watching = [], [], [], [], [], [], []
+    rounds: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(_ROUNDS):
         memory, watch = TenantMemory(_BOUND_BLOCKS, 100), IsolationWatch()
-        small = TenantMemory(20 * _TOKENS // _BLOCK, 100)
+        filled = _filled(rng)
 
         def remember(number: int, tokens: Tokens, blocks: Hashes, memory: TenantMemory = memory) -> None:
             sent = memory.sent(f"t{number % 3}", tokens, blocks, _BLOCK)
             assert sent is not None
             memory.answered(sent, 10, 0)
 
-        def replace(number: int, tokens: Tokens, blocks: Hashes, memory: TenantMemory = small) -> None:
-            memory.sent(f"t{number % 3}", tokens, blocks, _BLOCK)
+        def replace(number: int, tokens: Tokens, blocks: Hashes, memory: TenantMemory = filled) -> None:
+            remember(number, tokens, blocks, memory)
 
         def observe(number: int, tokens: Tokens, blocks: Hashes, watch: IsolationWatch = watch) -> None:
             watch.sent(f"r{number}", f"t{number % 3}", number % 3, tokens)
 
-        hashing.append(_microseconds(lambda n, tokens, blocks: block_hashes(tokens, _BLOCK), prompts, hashed))
-        keyed.append(_microseconds(lambda n, tokens, blocks: names(key.states(tokens, _BLOCK, root)), prompts, hashed))
-        new.append(_microseconds(remember, prompts, hashed))
-        again.append(_microseconds(remember, prompts, hashed))
-        branch.append(_microseconds(remember, branches, branch_hashes))
-        full.append(_microseconds(replace, prompts, hashed))
-        watching.append(_microseconds(observe, prompts, hashed))
+        def under_key(number: int, tokens: Tokens, blocks: Hashes) -> None:
+            names(key.states(tokens, _BLOCK, root))
+
+        rounds["hashing"].append(_microseconds(lambda n, tokens, blocks: block_hashes(tokens, _BLOCK), prompts, hashed))
+        rounds["hashing under a key"].append(
+            _microseconds(lambda n, tokens, blocks: names(key.states(tokens, _BLOCK, root)), prompts, hashed)
+        )
+        rounds["memory, new prompt"].append(_microseconds(remember, prompts, hashed))
+        rounds["memory, prompt again"].append(_microseconds(remember, prompts, hashed))
+        rounds["memory, branch"].append(_microseconds(remember, branches, branch_hashes))
+        rounds["memory, new and full"].append(_microseconds(replace, prompts, hashed))
+        for number, (tokens, blocks) in enumerate(begun):
+            replace(number, tokens, blocks)
+        rounds["memory, turn and full"].append(_microseconds(replace, turns, turn_hashes))
+        rounds["isolation findings"].append(_microseconds(observe, prompts, hashed))
     remembered, size = _memory(tenants, rng)
-    hash_us, keyed_us, new_us, again_us, branch_us, full_us, watch_us = map(
-        statistics.median, (hashing, keyed, new, again, branch, full, watching)
-    )
-    return Cost(
-        hash_us,
-        keyed_us,
-        new_us,
-        again_us,
-        branch_us,
-        full_us,
-        watch_us,
-        tenants,
-        remembered,
-        _BOUND_BLOCKS,
-        size / remembered,
-    )
+    medians = {name: statistics.median(each) for name, each in rounds.items()}
+    return Cost(medians, tenants, remembered, _BOUND_BLOCKS, size / remembered)
+
+
+def _filled(rng: np.random.Generator) -> TenantMemory:
+    """A memory that has as many blocks as it may, of prompts of this length."""
+    memory, nothing, blocks = TenantMemory(_BOUND_BLOCKS, 100), np.zeros(0, dtype=np.uint32), _TOKENS // _BLOCK
+    for number in range(_BOUND_BLOCKS // blocks + 1):
+        memory.sent(f"t{number % 3}", nothing, rng.integers(1, 2**64, blocks, dtype=np.uint64), _BLOCK)
+    return memory
 
 
 def _microseconds(do: Callable[[int, Tokens, Hashes], object], prompts: list[Tokens], hashed: list[Hashes]) -> float:
@@ -126,16 +127,10 @@ def main() -> None:
     if options.json:
         print(json.dumps(asdict(cost), indent=2))
         return
-    print(f"prompts of {_TOKENS:,} tokens, us per request, and relative to hashing them ({cost.hash_us:.1f} us)")
-    for name, value in (
-        ("hashing under a key", cost.keyed_hash_us),
-        ("memory, new prompt", cost.memory_new_us),
-        ("memory, prompt again", cost.memory_again_us),
-        ("memory, branch", cost.memory_branch_us),
-        ("memory, new and full", cost.memory_full_us),
-        ("isolation findings", cost.watch_us),
-    ):
-        print(f"{name:>22} | {value:6.1f} | {value / cost.hash_us:5.2f}")
+    baseline = cost.microseconds["hashing"]
+    print(f"prompts of {_TOKENS:,} tokens, us per request, and relative to hashing them")
+    for name, value in cost.microseconds.items():
+        print(f"{name:>22} | {value:6.1f} | {value / baseline:5.2f}")
     print(
         f"{cost.tenants:,} tenants: {cost.remembered_blocks:,} of at most {cost.bound_blocks:,} blocks remembered, "
         f"{cost.bytes_per_block:.0f} bytes each, filters and ends included"

@@ -7,10 +7,10 @@ makes it longer, one that leaves it earlier splits it. So a conversation is one 
 and remembering a prompt takes one entry, whatever its length.
 
 The number of blocks is bounded. The owner that has more than its share gives up its least recently used segments, the
-end of a chain before its beginning. What is given up leaves every `GROUP_BLOCKS`th chain hash, the name of the group
-that it ends, in a Bloom filter: a prompt may then reach as far as the last group that the filter, or the tree, knows. A
-filter never forgets what it took and claims a strange group in 1.4 % of the cases when it is full, so a bound taken
-from it is never too small.
+end of a chain before its beginning, a 64th of all blocks at once. What is given up leaves every `GROUP_BLOCKS`th
+chain hash, the name of the group that it ends, in a Bloom filter: a prompt may then reach as far as the last group
+that the filter, or the tree, knows. A filter never forgets what it took and claims a strange group in 1.4 % of the
+cases when it is full, so a bound taken from it is never too small.
 
 Memory: 8 bytes per block, 8 more where a prompt's array holds others' blocks, too; an entry of a few hundred bytes per
 segment; and the filter.
@@ -29,8 +29,12 @@ from prefixwatch.kvcache.blocks import Hashes
 GROUP_BLOCKS = 32
 SEGMENT_COST_BLOCKS = 32
 """What a segment's own entry counts for, so that many short prompts stay within the bound, too."""
+_ROOM_AHEAD = 64
+"""What part of the capacity is given up at once."""
 _SLOTS_PER_GROUP = 16
 """Two of them are set: a full filter takes one strange group in 70 for its own."""
+
+_HALVES = np.dtype("<u4")
 
 
 class GroupFilter:
@@ -44,6 +48,7 @@ class GroupFilter:
         self.count = 0
         slots = 1 << max(capacity * _SLOTS_PER_GROUP - 1, 63).bit_length()
         self._mask = slots - 1
+        self._slot_of = np.uint32(self._mask)
         self._slots = np.zeros(slots, dtype=np.uint8)
         self._view = self._slots.data
 
@@ -51,7 +56,7 @@ class GroupFilter:
         return self._view[name & self._mask] == 1 == self._view[(name >> 32) & self._mask]
 
     def add(self, names: Hashes) -> None:
-        self._slots[names.astype("<u8", copy=False).view("<u4") & np.uint32(self._mask)] = 1
+        self._slots.put(names.astype("<u8", copy=False).view(_HALVES) & self._slot_of, 1)
         self.count += len(names)
 
     @property
@@ -130,17 +135,20 @@ class BlockMemory:
         return depth, bound
 
     def _bound(self, owner: Owner, blocks: Hashes, depth: int) -> int:
-        """Most prompts are known wholly or not at all behind `depth`, so the search begins with small steps."""
+        """Most prompts are known wholly or not at all behind `depth`, so its next group and the last one come first."""
         older, newer = self._filters
 
         def unknown(groups: int) -> bool:
             name = blocks.item(groups * GROUP_BLOCKS - 1) ^ owner.number
             return name not in newer and name not in older
 
-        low, step, most = depth // GROUP_BLOCKS, 1, len(blocks) // GROUP_BLOCKS
-        while low + step <= most and not unknown(low + step):
-            low, step = low + step, 2 * step
-        groups = low + bisect_left(range(low + 1, min(low + step, most + 1)), True, key=unknown)
+        low, most = depth // GROUP_BLOCKS, len(blocks) // GROUP_BLOCKS
+        if low == most or unknown(low + 1):
+            groups = low
+        elif not unknown(most):
+            groups = most
+        else:
+            groups = low + bisect_left(range(low + 1, most), True, key=unknown)
         return min((groups + 1) * GROUP_BLOCKS - 1, len(blocks))
 
     def _insert(self, owner: Owner, blocks: Hashes, depth: int, path: list[_Segment]) -> None:
@@ -176,19 +184,27 @@ class BlockMemory:
         self.blocks += cost
 
     def _make_room(self, current: Owner) -> None:
-        """Whoever has more than an equal share gives way: the owner at hand, or else the one that was idle longest."""
-        share = self.capacity // len(self._owners)
-        while self.blocks > self.capacity:
-            above = current if current.blocks > share else next(each for each in self._owners if each.blocks > share)
-            self._give_up(above)
+        """Whoever has more than an equal share gives way: the owner at hand, or else the one that was idle longest.
 
-    def _give_up(self, owner: Owner) -> None:
-        segment, _ = owner.segments.popitem(last=False)
-        if owner.heads.get(segment.blocks.item(0)) is segment:  # else a hash of another block was the same
-            del owner.heads[segment.blocks.item(0)]
-        self._count(owner, -len(segment.blocks) - SEGMENT_COST_BLOCKS)
+        Some room is made ahead, which costs most requests nothing.
+        """
+        wanted = self.capacity - self.capacity // _ROOM_AHEAD
+        share = wanted // len(self._owners)
+        while self.blocks > wanted:
+            above = current if current.blocks > share else next(each for each in self._owners if each.blocks > share)
+            self._give_up(above, max(wanted - self.blocks + above.blocks, share))
+
+    def _give_up(self, owner: Owner, left: int) -> None:
+        """The owner's least recently used segments, until it has `left` blocks at most."""
+        groups = list[Hashes]()
+        while owner.blocks > left:
+            segment, _ = owner.segments.popitem(last=False)
+            if owner.heads.get(segment.blocks.item(0)) is segment:  # else a hash of another block was the same
+                del owner.heads[segment.blocks.item(0)]
+            self._count(owner, -len(segment.blocks) - SEGMENT_COST_BLOCKS)
+            groups.append(segment.blocks[(-1 - segment.first) % GROUP_BLOCKS :: GROUP_BLOCKS])
         owner.forgot = True
-        self._remember_groups(owner, segment.blocks[(-1 - segment.first) % GROUP_BLOCKS :: GROUP_BLOCKS])
+        self._remember_groups(owner, np.concatenate(groups))
 
     def _remember_groups(self, owner: Owner, names: Hashes) -> None:
         newest = self._filters[-1]

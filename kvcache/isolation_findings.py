@@ -112,17 +112,17 @@ class IsolationWatch:
         finding = self._judge_salt(own) if tenant else None
         digests = _digests(tokens)
         sent_by = ""
+        sources: tuple[_Source, ...] | None = None
         for position, (_, digest) in enumerate(digests):
             sources = self._sources.get(digest)
             if sources is None:
                 self._sources[digest] = (own,)
                 sent_by = sent_by if position else NOBODY
-                continue
-            self._sources.move_to_end(digest)
-            others = [each for each in sources if (each.tenant, each.salt) != (tenant, salt)]
-            if position == len(digests) - 1 and any(each.tenant != tenant for each in others):
-                sent_by = ANOTHER_TENANT
-            self._sources[digest] = (*others[1 - _SOURCES_PER_OPENING :], own)
+            else:
+                self._sources[digest] = (*_without(sources, tenant, salt)[1 - _SOURCES_PER_OPENING :], own)
+                self._sources.move_to_end(digest)
+        if sources and any(each.tenant != tenant for each in sources):
+            sent_by = ANOTHER_TENANT
         while len(self._sources) > _OPENINGS:
             self._sources.popitem(last=False)
         return SentOpening(request, tenant, salt, digests, sent_by), finding
@@ -149,11 +149,7 @@ class IsolationWatch:
 
     def _source(self, opening: SentOpening, digest: int) -> _Source | None:
         """Who else sent this opening: another tenant, or this one under another salt; the latest."""
-        sources = [
-            source
-            for source in self._sources.get(digest, ())
-            if (source.tenant, source.salt) != (opening.tenant, opening.salt)
-        ]
+        sources = _without(self._sources.get(digest, ()), opening.tenant, opening.salt)
         others = [source for source in sources if source.tenant != opening.tenant]
         found = others or sources
         return found[-1] if found else None
@@ -192,6 +188,13 @@ class IsolationWatch:
         return tenant
 
 
+def _without(sources: tuple[_Source, ...], tenant: str, salt: int | None) -> tuple[_Source, ...]:
+    """The sources but those of this tenant under this salt."""
+    if len(sources) == 1 and sources[0].salt == salt and sources[0].tenant == tenant:  # most openings
+        return ()
+    return tuple([each for each in sources if each.salt != salt or each.tenant != tenant])
+
+
 def _digests(tokens: Tokens) -> tuple[tuple[int, int], ...]:
-    data = tokens.data.cast("B")
-    return tuple((length, xxh3_64_intdigest(data[: 4 * length])) for length in OPENING_TOKENS if length <= len(tokens))
+    data, most = tokens.data.cast("B"), len(tokens)
+    return tuple([(length, xxh3_64_intdigest(data[: 4 * length])) for length in OPENING_TOKENS if length <= most])
