@@ -58,6 +58,13 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
     output_tokens: int | None = None
 
+    @property
+    def uncached_tokens(self) -> int | None:
+        """Prompt tokens that were computed for this request; None where either count isn't known."""
+        if self.prompt_tokens is None or self.cached_tokens is None:
+            return None
+        return max(0, self.prompt_tokens - self.cached_tokens)
+
 
 UNREPORTED = Usage()
 

@@ -411,7 +411,9 @@ class SplitConfig(_Section):
     """Uncached prompt tokens from which a prompt goes to a prefill worker. Lower: more prompts do, and each pays for
     the way through the store."""
     timeout_seconds: float = Field(default=30.0, gt=0)
-    """How long a prefill worker may take. Then, as after any failure, the answering worker computes the prompt."""
+    """How long a prefill worker may take. Then the answering worker computes the prompt, as after any failure, and the
+    prefill worker is out for `health.silent_seconds`. Lower: a worker that hangs costs less, but one with a queue is
+    given up sooner. Keep it below your clients' own time-out."""
 
 
 class RouterSettings(_Section):

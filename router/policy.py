@@ -230,6 +230,11 @@ class Decision:
     pulls: bool | None = None
     """Whether the worker should pull KV that it lacks from where it is; None: the policy leaves that to the worker."""
 
+    @property
+    def sends_blocks(self) -> bool:
+        """Whether the first token may wait for blocks on their way: its time is then not the prefill's alone."""
+        return self.move is not None and self.move.transfer_seconds is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:

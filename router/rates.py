@@ -48,7 +48,8 @@ class LearnedRates:
         self._decode = _Line()
 
     def first_token(self, uncached_tokens: int, seconds: float) -> None:
-        """A prompt was computed, `seconds` after it was sent, while no other waited or was being computed there."""
+        """A prompt was computed by this worker and without waiting for blocks, `seconds` after it was sent, while no
+        other waited or was being computed there."""
         if uncached_tokens > 0 and seconds > 0:
             self._prefill.add(uncached_tokens, seconds)
 

@@ -192,7 +192,7 @@ class SimulatedRouter:
         if record.first_token_s is not None and record.prompt_tokens is not None:
             self._ledger.learn(
                 placement.ticket,
-                uncached_tokens=record.prompt_tokens - (record.cached_tokens or 0),
+                uncached_tokens=None if record.migrate_s else record.prompt_tokens - (record.cached_tokens or 0),
                 first_token_at=record.first_token_s,
                 output_tokens=record.output_tokens,
                 ended_at=now_s,

@@ -3,7 +3,7 @@
 Engines don't say in their answers how long a request waited. So its prefill is what first tokens show that its uncached
 tokens take, at most the time to first token; what a moved session's blocks take on their way is known from the price;
 the rest is the queue. The line is that of the worker, or of all workers until this one has shown enough. A request that
-was retried teaches nothing; of one that a prefill worker had first nothing is known.
+was retried, or whose blocks were sent, teaches nothing; of one that a prefill worker had first nothing is known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import NamedTuple
 from prefixwatch.router.degradation.prediction import TtftLine
 from prefixwatch.router.exchange.exchange import Exchange
 from prefixwatch.router.placement.dispatch import Placement
-from prefixwatch.router.sessions.price import Kind
 
 _WORKERS = 10_000
 
@@ -45,20 +44,18 @@ class MissCosts:
     def ended(self, exchange: Exchange) -> MissCost:
         """The cost of a request that is over, judged by those before it."""
         usage, placement, ttft = exchange.answer.usage, exchange.placement, exchange.ttft_seconds
-        if placement is None or ttft is None or usage.prompt_tokens is None or usage.cached_tokens is None:
+        uncached = usage.uncached_tokens
+        if placement is None or ttft is None or uncached is None or exchange.computed_elsewhere:
             return UNKNOWN_COST
-        uncached = max(0, usage.prompt_tokens - usage.cached_tokens)
         expected = self._seconds(placement.worker, uncached)
-        if exchange.computed_elsewhere:
-            return UNKNOWN_COST
-        if not exchange.retries:
+        if not exchange.retries and not placement.decision.sends_blocks:
             self._learn(placement.worker, placement.backlog_tokens + uncached, ttft)
         if expected is None:
             return UNKNOWN_COST
         prefill = min(ttft, expected)
         move = placement.decision.move
-        sent = move.transfer_seconds or 0.0 if move is not None and move.kind == Kind.SOFT else 0.0
-        migrate = min(ttft - prefill, sent)
+        sent = None if move is None else move.transfer_seconds
+        migrate = min(ttft - prefill, sent or 0.0)
         return MissCost(prefill, ttft - prefill - migrate, migrate)
 
     def _seconds(self, worker: str, tokens: int) -> float | None:

@@ -80,6 +80,8 @@ class WorkerState:
     heard_at: float = -math.inf
     """When it last answered a request, by the monitor's clock."""
     silent_until: float = -math.inf
+    silent: bool = False
+    """It let a request time out, and has answered none since."""
     kick: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -108,6 +110,10 @@ class HealthMonitor:
         state = self.states[name]
         return state.up and not state.draining
 
+    def on_trial(self, name: str) -> bool:
+        """Whether a worker that let a request time out has still to answer one, however healthy it says it is."""
+        return self.states[name].silent
+
     def up(self) -> dict[str, bool]:
         return {name: state.up for name, state in self.states.items()}
 
@@ -118,7 +124,7 @@ class HealthMonitor:
     def heard(self, name: str) -> None:
         """A request's answer began."""
         state = self.states[name]
-        state.heard_at = self.clock()
+        state.heard_at, state.silent = self.clock(), False
         if state.up:
             state.failures = 0
 
@@ -146,7 +152,7 @@ class HealthMonitor:
         if fault is Fault.REFUSED or not state.up or state.failures >= self._config.failures_to_leave:
             self._leave(state, reason)
         if fault is Fault.REFUSED:
-            state.draining = False
+            state.draining = state.silent = False
             self._on_gone(name)
 
     def timed_out(self, name: str, sent_at: float, reason: str, *, replaceable: bool = True) -> None:
@@ -156,7 +162,7 @@ class HealthMonitor:
         """
         state = self.states[name]
         if replaceable and state.heard_at < sent_at:
-            state.silent_until = self.clock() + self._config.silent_seconds
+            state.silent_until, state.silent = self.clock() + self._config.silent_seconds, True
             state.faults += 1
             state.successes = 0
             self._leave(state, reason)

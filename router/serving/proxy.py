@@ -354,10 +354,10 @@ class Proxy:
         usage = exchange.answer.usage
         if exchange.first_content_at is None or exchange.last_chunk_at is None or exchange.retries:
             return
-        known = usage.prompt_tokens is not None and usage.cached_tokens is not None
+        elsewhere = exchange.computed_elsewhere or placement.decision.sends_blocks
         self._dispatcher.ledger.learn(
             placement.ticket,
-            uncached_tokens=(usage.prompt_tokens or 0) - (usage.cached_tokens or 0) if known else None,
+            uncached_tokens=None if elsewhere else usage.uncached_tokens,
             first_token_at=exchange.first_content_at,
             output_tokens=usage.output_tokens,
             ended_at=exchange.last_chunk_at,

@@ -292,7 +292,7 @@ class Router:
             self.ledger,
             self._session,
             url=lambda worker, path: URL(urls[worker] + path),
-            is_up=self.health.is_up,
+            health=self.health,
         )
 
     def _identities(self) -> Identities | None:

@@ -3,6 +3,11 @@
 The prefill worker is asked for one token. Its engine's connector leaves the prompt's KV in a store; the answering
 worker's engine finds it there by the prompt's tokens. Whatever goes wrong, the answering worker computes the prompt
 itself.
+
+A prefill worker that fails is out until it is healthy, as any worker is (`router.serving.health`). After it let a prompt
+time out it gets one at a time until it answers one: its `/health` may be fine while its prompts hang. So a worker that
+hangs costs the time-out for the prompts that were sent before the first one timed out, and then for one in
+`health.silent_seconds`.
 """
 
 from __future__ import annotations
@@ -17,8 +22,9 @@ from yarl import URL
 
 from prefixwatch.router.config import SplitConfig
 from prefixwatch.router.exchange.prompt import Prompt
-from prefixwatch.router.placement.ledger import Ledger
+from prefixwatch.router.placement.ledger import Ledger, Ticket
 from prefixwatch.router.serving.degraded import one_token_body
+from prefixwatch.router.serving.health import Fault, HealthMonitor
 from prefixwatch.router.serving.upstream import UpstreamFault, opened
 
 
@@ -29,7 +35,7 @@ class Prefilled(StrEnum):
     """By the worker that answers: too little of it was uncached."""
     REMOTE = "remote"
     NO_WORKER = "no_worker"
-    """By the worker that answers: no prefill worker was healthy."""
+    """By the worker that answers: no prefill worker was healthy, or one on trial had a prompt already."""
     FAILED = "failed"
     """By the worker that answers, after the prefill worker failed or took too long."""
 
@@ -45,7 +51,7 @@ class Split:
         session: aiohttp.ClientSession,
         *,
         url: Callable[[str, str], URL],
-        is_up: Callable[[str], bool],
+        health: HealthMonitor,
     ) -> None:
         """`url` is that of a worker's path."""
         self._config = config
@@ -53,7 +59,7 @@ class Split:
         self._ledger = ledger
         self._session = session
         self._url = url
-        self._is_up = is_up
+        self._health = health
 
     async def prefill(
         self,
@@ -69,31 +75,50 @@ class Split:
         """
         if uncached_tokens < self._config.prefill_from_tokens:
             return Prefilled.LOCAL, ""
-        worker = self._least_loaded(serving)
+        worker = self.least_loaded(serving)
         if worker is None:
             return Prefilled.NO_WORKER, ""
         ticket = self._ledger.admit(worker, uncached_tokens, perf_counter())
+        sent_at = self._health.clock()
         try:
-            async with opened(
-                self._session,
-                self._url(worker, path),
-                headers,
-                one_token_body(prompt.body),
-                timeout_seconds=self._config.timeout_seconds,
-            ) as opening:
-                return (Prefilled.REMOTE if opening.response.status == 200 else Prefilled.FAILED), worker
-        except (UpstreamFault, TimeoutError):
-            return Prefilled.FAILED, worker
+            return await self._asked(ticket, path, prompt, headers), worker
+        except UpstreamFault as fault:
+            self._health.failed(worker, fault.fault, str(fault))
+        except TimeoutError:
+            self._health.timed_out(worker, sent_at, f"no prefill within {self._config.timeout_seconds:g} s")
         finally:
             self._ledger.end(ticket)
+        return Prefilled.FAILED, worker
 
-    def _least_loaded(self, serving: Container[str] | None) -> str | None:
-        """The prefill worker with the fewest prompt tokens to compute, then the fewest requests."""
+    async def _asked(self, ticket: Ticket, path: str, prompt: Prompt, headers: CIMultiDict[str]) -> Prefilled:
+        """The prefill worker's answer. Raises UpstreamFault or TimeoutError where there is none, and it is to blame."""
+        worker = ticket.worker.name
+        async with opened(
+            self._session,
+            self._url(worker, path),
+            headers,
+            one_token_body(prompt.body),
+            timeout_seconds=self._config.timeout_seconds,
+        ) as opening:
+            answer, now = opening.answer, perf_counter()
+            self._health.heard(worker)
+            if answer.status >= 500 and not await self._health.probe(worker, self._session):
+                raise UpstreamFault(Fault.UNHEALTHY, f"{worker} failed and is not healthy")
+            if answer.status != 200:
+                return Prefilled.FAILED
+            uncached = answer.usage.uncached_tokens
+            self._ledger.learn(ticket, uncached_tokens=uncached, first_token_at=now, output_tokens=None, ended_at=now)
+            return Prefilled.REMOTE
+
+    def least_loaded(self, serving: Container[str] | None) -> str | None:
+        """The prefill worker with the fewest prompt tokens to compute, then the fewest requests; None: none may take
+        a prompt."""
         able = [
             worker
             for worker in self._ledger.workers
             if worker.name in self._prefill_workers
-            and self._is_up(worker.name)
+            and self._health.is_up(worker.name)
+            and not (self._health.on_trial(worker.name) and worker.in_flight)
             and (serving is None or worker.name in serving)
         ]
         best = min(able, key=lambda worker: (worker.prefill_tokens, worker.in_flight, worker.name), default=None)

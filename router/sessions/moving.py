@@ -7,12 +7,13 @@ cheapest, what was already assigned included; the session's next request goes th
 with the reason `moved_soft` or `moved_hard`. All others are the wrapped policy's own.
 
 A dead worker's sessions are moved when they come back: until then nobody knows whether they will. An overloaded worker
-(its queue takes longer than `overload_seconds`, and twice as long as the median one) gives up a tenth of its sessions
-at a time, of those that nobody waits for.
+(its queue takes longer than `overload_seconds`, and twice as long as the median one; looked for once a second) gives up
+a tenth of its sessions at a time, of those that nobody waits for.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ _CANDIDATES = 4
 _RELIEF_SHARE = 0.1
 _RELIEF_SECONDS = 5.0
 _OVERLOAD_FACTOR = 2.0
+_LOOK_SECONDS = 1.0
+"""Between two looks for overloaded workers: one takes longer than a choice in a large fleet."""
 _KEPT = 1000
 
 
@@ -123,13 +126,17 @@ class MovingPolicy(Policy):
         self._overload_seconds = overload_seconds
         self._pending: dict[SessionKey, Move] = {}
         self._orphans = SessionBook(sessions)
-        self._chosen: tuple[RouteRequest, int] | None = None
-        self._computing: dict[RouteRequest, tuple[str, int, float]] = {}
+        self._chosen: tuple[RouteRequest, int | None] | None = None
+        self._computing: dict[RouteRequest, tuple[str, int | None, float]] = {}
+        """By request without a first token: its worker, the tokens before that (None: blocks on their way, too), and
+        when it was sent."""
+        self._looked_at = -math.inf
         self._relieved_at: dict[str, float] = {}
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
         depths = fleet.lookup(request)
-        if self._overload_seconds is not None:
+        if self._overload_seconds is not None and fleet.now_seconds - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = fleet.now_seconds
             self._relieve(fleet)
         move = self._move_of(request, fleet, depths) if request.session else None
         workers = {worker.name: worker for worker in fleet.workers}
@@ -139,7 +146,8 @@ class MovingPolicy(Policy):
         else:
             decision = self.inner.choose(request, replace(fleet, lookup=lambda _: depths))
         hit = min(depths.get(decision.worker, 0) * request.block_size, request.prompt_tokens)
-        self._chosen = request, workers[decision.worker].prefill_tokens + request.prompt_tokens - hit
+        ahead = workers[decision.worker].prefill_tokens + request.prompt_tokens - hit
+        self._chosen = request, None if decision.sends_blocks and not self.driver.sends_ahead else ahead
         return decision
 
     def leave(self, worker: str, trigger: Trigger, staying: Sequence[Worker], now: float) -> list[Move]:
@@ -155,7 +163,7 @@ class MovingPolicy(Policy):
     def on_first_token(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         self.inner.on_first_token(request, worker, now_seconds)
         sent = self._computing.pop(request, None)
-        if sent is not None:
+        if sent is not None and sent[1] is not None:
             self.line.add(sent[1], now_seconds - sent[2])
 
     def on_end(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
@@ -249,7 +257,7 @@ class MovingPolicy(Policy):
     def _relieve(self, fleet: Fleet) -> None:
         """Take some quiet sessions from every overloaded worker."""
         queues = {worker.name: self._queue_seconds(worker) for worker in fleet.workers}
-        usual, now = statistics.median(queues.values()), fleet.now_seconds
+        usual, now = statistics.median_low(queues.values()), fleet.now_seconds  # of two workers: the less queued
         for name, seconds in queues.items():
             overloaded = seconds > (self._overload_seconds or 0.0) and seconds > _OVERLOAD_FACTOR * usual
             if not overloaded or now - self._relieved_at.get(name, -_RELIEF_SECONDS) < _RELIEF_SECONDS:

@@ -179,6 +179,56 @@ def test_an_overloaded_worker_gives_up_a_tenth_of_its_quiet_sessions_at_a_time()
     assert sum(fixture.policy.counts.values()) > before // 10
 
 
+def test_of_two_workers_the_one_with_the_longer_queue_is_relieved() -> None:
+    fixture = Fixture(overload_seconds=1.0)
+    del fixture.workers["c"]
+    fixture.learn()
+    for number in range(40):
+        fixture.serve(request(f"s{number}"))
+    fixture.workers["a"].prefill_tokens = 5000  # 5 s
+    fixture.now += 1.0
+    fixture.send(request("other"))
+    assert {(move.trigger, move.choice.worker) for move in fixture.policy.moves} == {(Trigger.OVERLOAD, "b")}
+
+
+def test_overload_is_looked_for_once_a_second_and_not_for_each_request() -> None:
+    """At 200 workers a look takes longer than the choice of most policies."""
+    fixture = Fixture(overload_seconds=1.0)
+    fixture.workers = {f"w{k}": Worker(f"w{k}") for k in range(200)}
+    fixture.learn()
+    asked = 0
+    seconds = fixture.policy.line.seconds
+
+    def counted(tokens: int) -> float | None:
+        nonlocal asked
+        asked += 1
+        return seconds(tokens)
+
+    fixture.policy.line.seconds = counted  # type: ignore[method-assign]
+    for k in range(100):
+        fixture.now += 0.01
+        fixture.send(request(f"s{k}"))
+    assert 200 <= asked <= 2 * 2 * 200
+
+
+@pytest.mark.parametrize(("ahead", "learnt"), [(True, 2), (False, 1)])
+def test_the_first_token_of_a_turn_that_waits_for_its_blocks_teaches_nothing_of_prefills(
+    ahead: bool, learnt: int
+) -> None:
+    fixture = Fixture()
+    fixture.around.sends_ahead = ahead
+    fixture.learn()
+    for number in range(3):
+        fixture.serve(request(f"s{number}"))
+    [move] = fixture.policy.leave("a", Trigger.DRAIN, [fixture.workers["b"]], fixture.now)
+    assert move.choice.kind == "soft"
+    seen: list[int] = []
+    fixture.policy.line.add = lambda tokens, seconds: seen.append(tokens)  # type: ignore[method-assign]
+    for number in range(2):
+        fixture.serve(request(move.stay.key.session, number=number))
+    assert len(seen) == learnt
+
+
 def test_where_nobody_stays_no_session_moves() -> None:
     fixture = Fixture()
     fixture.serve(request("s"))

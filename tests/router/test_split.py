@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from prefixwatch.router.config import RouterConfig
-from tests.router.fake_engine import DONE, FakeEngine, Out, delta, never_answer, reset_at_once, usage
+from tests.router.fake_engine import DONE, FakeEngine, Out, delta, never_answer, reset_at_once, until, usage
 
 Start = Any
 LONG, SHORT = "x" * 400, "y" * 40
@@ -80,6 +81,38 @@ async def test_after_a_failed_prefill_the_answering_worker_computes_the_prompt_a
     await client.settled()
 
 
+async def test_a_prefill_worker_that_hangs_costs_its_time_out_once_and_not_for_each_prompt(
+    engines: list[FakeEngine], start: Start
+) -> None:
+    prefill, decode = engines
+    prefill.behaviour = never_answer
+    client = await start(engines, **split_fleet(engines, timeout_seconds=0.3))
+    sides = []
+    for letter in "abc":
+        async with client.chat(letter * 400) as answer:
+            await answer.read()
+            sides.append(answer.headers["x-prefixwatch-prefill-side"])
+    assert sides == [f"failed:{prefill.name}", "no_worker", "no_worker"]
+    assert (len(prefill.bodies), len(decode.bodies)) == (1, 3)
+    assert client.value("worker_up", worker=prefill.name) == 0
+
+
+async def test_a_prefill_worker_that_hung_gets_prompts_again_when_it_is_well(
+    engines: list[FakeEngine], start: Start
+) -> None:
+    prefill, _ = engines
+    prefill.script, prefill.behaviour = [never_answer], answer_one_token
+    health = {"silent_seconds": 0.01, "down_interval_seconds": 0.01}
+    client = await start(engines, health=health, **split_fleet(engines, timeout_seconds=0.3))
+    async with client.chat("a" * 400) as answer:
+        await answer.read()
+    await until(lambda: client.value("worker_up", worker=prefill.name) == 1)
+    for letter in "bc":
+        async with client.chat(letter * 400) as answer:
+            await answer.read()
+        assert answer.headers["x-prefixwatch-prefill-side"] == f"remote:{prefill.name}"
+
+
 async def test_without_a_healthy_prefill_worker_prompts_are_computed_where_they_are_answered(
     engines: list[FakeEngine], start: Start
 ) -> None:
@@ -131,6 +164,32 @@ async def test_the_time_at_the_prefill_worker_is_not_taken_for_the_other_workers
             await response.read()
     await client.settled()
     assert {record.miss_prefill_seconds for record in client.router.request_log.page(0).records} == {None}
+
+
+async def test_what_a_prefill_worker_computed_says_how_fast_it_is_and_not_the_one_that_answers(
+    engines: list[FakeEngine], start: Start
+) -> None:
+    prefill, decode = engines
+
+    async def compute(out: Out) -> None:
+        used = {"prompt_tokens": 417, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+        await out.json({"choices": [{"message": {"content": "x"}}], "usage": used})
+
+    async def answer(out: Out) -> None:
+        await out.head()
+        await out.chunk(delta("x"))
+        await asyncio.sleep(0.01)
+        await out.chunk(delta("y") + usage(prompt=417, cached=400, output=20) + DONE)
+        await out.end()
+
+    prefill.behaviour, decode.behaviour = compute, answer
+    client = await start(engines, **split_fleet(engines))
+    for letter in "abc":
+        async with client.chat(letter * 400) as response:
+            await response.read()
+    await client.settled()
+    samples = {worker.name: worker.rates.samples for worker in client.router.ledger.workers}
+    assert samples == {prefill.name: (3, 0), decode.name: (0, 3)}
 
 
 async def test_sessions_never_move_to_a_prefill_worker(engines: list[FakeEngine], start: Start) -> None:
