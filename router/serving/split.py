@@ -4,9 +4,9 @@ The prefill worker is asked for one token. Its engine's connector leaves the pro
 worker's engine finds it there by the prompt's tokens. Whatever goes wrong, the answering worker computes the prompt
 itself.
 
-A prefill worker that fails is out until it is healthy, as any worker is (`router.serving.health`). After it let a prompt
-time out it gets one at a time until it answers one: its `/health` may be fine while its prompts hang. So a worker that
-hangs costs the time-out for the prompts that were sent before the first one timed out, and then for one in
+A prefill worker that fails is out until it is healthy, as any worker is (`router.serving.health`). After it let a
+prompt time out it gets one at a time until it answers one: its `/health` may be fine while its prompts hang. So a
+worker that hangs costs the time-out for the prompts that were sent before the first one timed out, and then for one in
 `health.silent_seconds`.
 """
 

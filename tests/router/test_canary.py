@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import log2
 
 import pytest
@@ -13,9 +14,13 @@ from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policies.canary.policy import Canary
 from prefixwatch.router.policies.canary.trial import Arm, Limits, Trial
+from prefixwatch.router.policy import Fleet, Worker
+from prefixwatch.router.sessions.moving import MovingPolicy, Trigger
 from prefixwatch.simulator.fleet import FleetSimulation
 from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.slo.wilson import share_difference
+from tests.router.fleets import a_request
+from tests.router.test_session_moving import Around
 
 LIMITS = Limits(min_requests=20, margin_ratio=0.05, most_seconds=100.0, cool_down_seconds=50.0)
 
@@ -136,6 +141,34 @@ def test_in_the_simulator_the_better_policy_takes_over_and_the_worse_one_goes() 
     worse, placed = simulated(control="score", canary="round_robin")
     assert worse.trial.state == "rolled_back"
     assert set(placed) == {"canary_trial", "control_trial", "control_rolled_back"}
+
+
+@given(st.sets(st.integers(0, 10_000), min_size=1, max_size=40), st.floats(0.05, 0.95))
+def test_the_turn_of_a_moved_session_counts_for_the_arm_of_its_session(numbers: set[int], share: float) -> None:
+    """The wrapping policy places it: neither arm chose, and the session belongs to one all the same."""
+    canary = make_policy("canary", options={"share": share, "ttft_seconds": 1.0, "min_requests": 10_000})
+    assert isinstance(canary, Canary)
+    moving = MovingPolicy(canary)
+    moving.driver = Around(link=None)
+    workers = {name: Worker(name) for name in "ab"}
+    turns = [a_request(1 + 1000 * number, request_id=f"r{number}", session=f"s{number}") for number in numbers]
+
+    def serve(names: str, now: float) -> list[str]:
+        reasons = []
+        for turn in turns:
+            decision = moving.choose(turn, Fleet([workers[name] for name in names], lambda _: {}, now))
+            moving.on_admit(turn, decision.worker, now)
+            moving.on_first_token(turn, decision.worker, now + 0.1)
+            moving.on_end(turn, decision.worker, now + 0.2)
+            reasons.append(decision.reason)
+        return reasons
+
+    arms = Counter(reason.partition("_")[0] for reason in serve("ab", 0.0))
+    moved = Counter(stay.key.session for stay in moving.book.of("a"))
+    moving.leave("a", Trigger.DRAIN, [workers["b"]], 1.0)
+    assert serve("b", 2.0).count("moved_hard") == len(moved)
+    counted = {arm: counts.total for arm, counts in canary.trial.arms.items() if counts.total}
+    assert counted == {arm: 2 * count for arm, count in arms.items()}
 
 
 @pytest.mark.parametrize(

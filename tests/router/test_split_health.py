@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from itertools import pairwise
 from typing import cast
 
 import aiohttp
@@ -72,9 +73,7 @@ def test_whatever_happened_a_worker_that_is_well_is_back_within_its_silence_and_
     assert not monitor.on_trial("p")
 
 
-@given(
-    st.lists(st.floats(0.01, 20), min_size=1, max_size=150), st.floats(0, 500), st.floats(1, 40), st.floats(1, 60)
-)
+@given(st.lists(st.floats(0.01, 20), min_size=1, max_size=150), st.floats(0, 500), st.floats(1, 40), st.floats(1, 60))
 def test_a_worker_that_hangs_costs_one_prompt_per_silence_after_its_first_time_out(
     gaps: list[float], hangs_s: float, patience: float, silence: float
 ) -> None:
@@ -108,6 +107,6 @@ def test_a_worker_that_hangs_costs_one_prompt_per_silence_after_its_first_time_o
                 monitor.heard("p")
     if timed_out:
         late = [each for each in sent if timed_out[0] <= each < hangs_s]
-        assert all(b - a >= silence for a, b in zip(late, late[1:], strict=False))
+        assert all(b - a >= silence for a, b in pairwise(late))
     assert monitor.is_up("p")
     assert not waiting

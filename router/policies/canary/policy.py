@@ -4,7 +4,8 @@ A session (a request without one: by itself) belongs to the canary where xxh3_64
 with its policy throughout a trial, in every router and after a restart. A request is good when its first token comes
 within `ttft_seconds` of its placement. `router.policies.canary.trial` says when the canary takes over or goes.
 
-Both policies see the whole fleet and its load; each hears of its own requests only. Their arms share the workers, so
+Both policies see the whole fleet and its load; each hears of its own requests only. A turn that a move placed
+(`router.sessions.moving`) counts for the arm of its session. The arms share the workers, so
 a canary that spoils caches or builds queues harms its control too: with a large share a trial understates the
 difference.
 
@@ -22,7 +23,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from prefixwatch.router.policies.canary.trial import Arm, Limits, Trial
+from prefixwatch.router.policies.canary.trial import Arm, Limits, State, Trial
 from prefixwatch.router.policy import Decision, Fleet, Memory, Needs, Policy, RouteRequest
 
 _log = logging.getLogger("prefixwatch.router")
@@ -83,10 +84,7 @@ class Canary(Policy):
         self._chosen: tuple[RouteRequest | None, Arm] = (None, "control")
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Decision:
-        changes = len(self.trial.transitions)
-        state = self.trial.advance(fleet.now_seconds)
-        arm: Arm = "canary" if state == "promoted" or (state == "trial" and self._in_canary(request)) else "control"
-        self._report(changes)
+        arm, state = self._arm_of(request, fleet.now_seconds)
         decision = self.arms[arm].choose(request, fleet)
         self._chosen = request, arm
         return replace(decision, reason=f"{arm}_{state}")
@@ -94,7 +92,10 @@ class Canary(Policy):
     def on_admit(self, request: RouteRequest, worker: str, now_seconds: float) -> None:
         before = self._pending.get(request)
         chosen, arm = self._chosen
-        arm = before.arm if before is not None else arm if chosen is request else "control"
+        if before is not None:
+            arm = before.arm
+        elif chosen is not request:  # placed by a policy around this one, such as a move
+            arm, _ = self._arm_of(request, now_seconds)
         self._pending[request] = _Pending(arm, before.began_seconds if before is not None else now_seconds)
         self.arms[arm].on_admit(request, worker, now_seconds)
 
@@ -124,6 +125,15 @@ class Canary(Policy):
     def memory(self) -> Memory:
         sizes = [policy.memory() for policy in self.arms.values()]
         return Memory(sum(size.entries for size in sizes), sum(size.bytes for size in sizes))
+
+    def _arm_of(self, request: RouteRequest, now_seconds: float) -> tuple[Arm, State]:
+        """Whose the request is in the state that the trial is in now."""
+        changes = len(self.trial.transitions)
+        state = self.trial.advance(now_seconds)
+        self._report(changes)
+        return (
+            "canary" if state == "promoted" or (state == "trial" and self._in_canary(request)) else "control"
+        ), state
 
     def _in_canary(self, request: RouteRequest) -> bool:
         name = (request.session or request.id).encode("utf-8", "surrogateescape")
