@@ -302,9 +302,10 @@ class FleetSimulation:
         record.first_byte_s = record.first_token_s = sequence.first_token_s
         record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
         if sequence.scheduled_s is not None:
-            record.queue_s = sequence.scheduled_s - sequence.arrival_s
-            record.prefill_s = sequence.first_token_s - sequence.scheduled_s
             record.migrate_s = record.migrate_s or 0.0
+            record.prefill_s = sequence.first_token_s - sequence.scheduled_s
+            waited_s = sequence.first_token_s - record.scheduled_s
+            record.queue_s = max(0.0, waited_s - record.migrate_s - record.prefill_s)  # not below 0 by rounding
         placement.router.first_token(placement, sequence.first_token_s)
 
     def _note_end(self, request_id: str, now_s: float, output_tokens: int) -> None:

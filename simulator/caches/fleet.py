@@ -241,8 +241,10 @@ class CachingFleet(ChangingFleet):
             self._fetch(pull, number, now_s)
 
     def _note_first_token(self, sequence: SequenceState) -> None:
+        pull = self._pulls.pop(sequence.id)
+        pull.placement.record.migrate_s = pull.move.pull_s or 0.0
         super()._note_first_token(sequence)
-        self._settle(self._pulls.pop(sequence.id), sequence)
+        self._settle(pull, sequence)
 
     def _settle(self, pull: _Pull, sequence: SequenceState) -> None:
         """Whence what the request reused came, and why the rest that was within reach was computed."""

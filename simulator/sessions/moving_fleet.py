@@ -142,7 +142,7 @@ class MovingFleet(ChangingFleet):
         key = SessionKey(request.tenant, request.session)
         ends_s, computing_s = self._on_the_way.get(key, (now_s, 0.0)) if request.session else (now_s, 0.0)
         if 0 < ends_s - now_s <= computing_s:
-            record.migrate_s = ends_s - now_s
+            record.migrate_s = (record.migrate_s or 0.0) + ends_s - now_s
             self._at_time(ends_s, lambda later_s: super(MovingFleet, self)._send(request, record, later_s))
             return
         super()._send(request, record, now_s)
