@@ -105,9 +105,9 @@ class ScaledFleet(MovingFleet):
             self._at_time(now_s + self._pace.look_s, self._look_at_loads)
 
     def _decide(self, now_s: float) -> None:
-        loads = {name: self._sums.get(name, 0.0) / max(1, self._looks) for name in self._on}
+        means = {name: total / self._looks for name, total in self._sums.items()}
         self._sums, self._looks = {}, 0
-        look = Look(now_s, loads, len(self._on) + len(self._starting), self._by_name)
+        look = self._look_now(now_s, means)
         change = self._scaler.desired(look) - look.asked
         for _ in range(min(change, len(self._off))):
             name = self._off.pop()
@@ -115,11 +115,16 @@ class ScaledFleet(MovingFleet):
             self._at_time(now_s + self._pace.start_s, partial(self._joined, name))
         for _ in range(min(-change, len(self._on) - 1)):
             self._leaves(self._scaler.leaving(look), now_s)
-            look = Look(now_s, {name: loads.get(name, 0.0) for name in self._on}, len(self._on), self._by_name)
+            look = self._look_now(now_s, means)
         if change:
             self.sizes.append((now_s, len(self._on) + len(self._starting)))
         if now_s < self._ends_s:
             self._at_time(now_s + self._pace.decide_s, self._decide)
+
+    def _look_now(self, now_s: float, means: Mapping[str, float]) -> Look:
+        """`means` are the loads since the last decision, by worker."""
+        loads = {name: means.get(name, 0.0) for name in self._on}
+        return Look(now_s, loads, len(self._on) + len(self._starting), self._by_name)
 
     def _joined(self, name: str, now_s: float) -> None:
         self._on[name] = self._starting.pop(name)
