@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from prefixwatch.loadgen.request_log.move_price import crossing_tokens, fitted_price
+from prefixwatch.loadgen.request_log.break_even import crossing_tokens, fitted
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan
 
@@ -197,11 +197,11 @@ def _tiers(
         pulled.update({tier: round(size) for tier, size in move.pulled_bytes.items()})
     for log in logs if whole else ():
         written.update({tier: round(size) for tier, size in log.written_bytes.items()})
-    prefill = fitted_price([(m.computed_tokens, m.prefill_s) for m in moves if m.computed_tokens and m.prefill_s])
+    prefill = fitted([(m.computed_tokens, m.prefill_s) for m in moves if m.computed_tokens and m.prefill_s])
     found = {PHYSICAL_TIER: TierFigures(hit_tokens=hits[PHYSICAL_TIER])}
     for tier, modelled in logs[0].break_even_tokens.items():
         alone = [move for move in moves if set(move.pulled_bytes) == {tier} and not move.failed and move.looks == 1]
-        pull = fitted_price([(move.pulled_tokens, move.pull_s) for move in alone if move.pull_s is not None])
+        pull = fitted([(move.pulled_tokens, move.pull_s) for move in alone if move.pull_s is not None])
         found[tier] = TierFigures(
             hit_tokens=hits[tier],
             pulled_bytes=pulled[tier],

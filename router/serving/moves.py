@@ -39,7 +39,7 @@ class LiveDriver:
         self._link = (
             None
             if own.kv_bytes_per_token is None
-            else KvLink(own.link_gbit_per_second * 1e9 / 8, own.kv_bytes_per_token, own.link_latency_seconds)
+            else KvLink(own.link_gbit_per_second, own.kv_bytes_per_token, own.link_latency_seconds)
         )
 
     def depths(self, request: RouteRequest) -> Mapping[str, int]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from prefixwatch.engines.model.engine import EngineConfig, SequenceState, SimRequest
+from prefixwatch.loadgen.request_log.break_even import break_even_tokens, cheapest_pull
 from prefixwatch.loadgen.request_log.cache_moves import PHYSICAL_TIER, CacheLog, CacheMove
-from prefixwatch.loadgen.request_log.move_price import break_even_tokens, cheapest_pull
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan, event_plan
 from prefixwatch.router.policies import make_policy
@@ -125,7 +125,7 @@ class CachingFleet(ChangingFleet):
             return engine.step_time.prefill_s(prompt, cached, engine.max_num_batched_tokens)
 
         step = engine.block_size
-        return {tier: break_even_tokens(price, prefill_s, step=step) for tier, price in self._outer.prices.items()}
+        return {tier: break_even_tokens(link.seconds, prefill_s, step=step) for tier, link in self._outer.links.items()}
 
     def _held_blocks(self, blocks: Sequence[int]) -> Mapping[int, int]:
         present = [self._number[name] for name in self._routers[0].present]
@@ -133,14 +133,14 @@ class CachingFleet(ChangingFleet):
 
     def _equip_routers(self) -> None:
         """Policies see what lies beyond the GPUs, and what a pull from another worker or the store costs."""
-        prices = self._outer.prices
+        links = self._outer.links
         for router in self._routers:
             if self._cache.architecture == "transfer":
-                router.pull_seconds = prices["peer"].seconds
+                router.pull_seconds = links["peer"].seconds
             else:
                 router.lower_tiers = self._lower_tiers
             if self._cache.architecture == "shared":
-                router.pull_seconds = prices["store"].seconds
+                router.pull_seconds = links["store"].seconds
 
     def _lower_tiers(self, now_s: float, request: RouteRequest, depths: Mapping[str, int]) -> Mapping[str, LowerTiers]:
         blocks = request.blocks.tolist()

@@ -11,10 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prefixwatch.loadgen.request_log.move_price import MovePrice
+from prefixwatch.kvcache.transfer_link import KvLink, Wire, arrival
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.router.policy import LowerTiers
-from prefixwatch.simulator.caches.wires import Wire, arrival_s
 
 STORE, PEER, CPU, DISK, REMOTE = "store", "peer", "cpu", "disk", "remote"
 
@@ -34,7 +33,7 @@ class Run:
 
     def arrives_s(self, now_s: float, *, book: bool = False) -> float:
         """When they are all there, if asked for now; `book`: ask."""
-        return arrival_s(self.wires, self.size_bytes, now_s, self.latency_s, book=book)
+        return arrival(self.wires, self.size_bytes, now_s, self.latency_s, book=book)
 
 
 class OuterCaches(ABC):
@@ -54,8 +53,8 @@ class OuterCaches(ABC):
 
     @property
     @abstractmethod
-    def prices(self) -> Mapping[str, MovePrice]:
-        """Of a pull from each tier while its links are idle."""
+    def links(self) -> Mapping[str, KvLink]:
+        """What a pull from each tier comes over."""
 
     @abstractmethod
     def find(self, worker: int, blocks: Sequence[int], held: int, now_s: float) -> list[Run]:
@@ -82,12 +81,8 @@ class OuterCaches(ABC):
         """The worker's process is gone, and its memory with it."""
         self.lives[worker] += 1
 
-    def _link_price(self, *slower: float | None) -> MovePrice:
+    def _link(self, *slower: float | None) -> KvLink:
         """Over a worker's link, and others of these rates behind it."""
         rates = [rate for rate in (self.cache.link_gbit_per_second, *slower) if rate is not None]
-        return MovePrice.of_link(
-            latency_s=self._latency_s,
-            gbit_per_second=min(rates, default=None),
-            bytes_per_token=self.cache.kv_bytes_per_token,
-            compression=self.cache.compression,
-        )
+        cache = self.cache
+        return KvLink(min(rates, default=None), cache.kv_bytes_per_token, self._latency_s, cache.compression)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from prefixwatch.loadgen.request_log.move_price import MovePrice
+from prefixwatch.kvcache.transfer_link import KvLink
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.simulator.caches.outer import PEER, OuterCaches, Run
 
@@ -20,15 +20,15 @@ class Peers(OuterCaches):
         self._held_blocks = held_blocks
 
     @property
-    def prices(self) -> Mapping[str, MovePrice]:
-        return {PEER: self._link_price()}
+    def links(self) -> Mapping[str, KvLink]:
+        return {PEER: self._link()}
 
     def find(self, worker: int, blocks: Sequence[int], held: int, now_s: float) -> list[Run]:
         depths = {number: depth for number, depth in self._held_blocks(blocks).items() if number != worker}
         end = max(depths.values(), default=0)
         if end <= held:
             return []
-        source = min((self._out[n].free_s, n) for n, depth in depths.items() if depth == end)[1]
+        source = min((self._out[n].free_at, n) for n, depth in depths.items() if depth == end)[1]
         wires = (self._out[source], self._in[worker])
         size_bytes = (end - held) * self._packed_bytes
         return [Run(PEER, end, size_bytes, wires, self._latency_s, source=source)]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from prefixwatch.loadgen.request_log.move_price import MovePrice
+from prefixwatch.kvcache.transfer_link import KvLink, Wire, arrival
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.simulator.caches.block_store import BlockStore
 from prefixwatch.simulator.caches.outer import STORE, OuterCaches, Run
-from prefixwatch.simulator.caches.wires import Wire, arrival_s
 
 
 class SharedStore(OuterCaches):
@@ -28,8 +27,8 @@ class SharedStore(OuterCaches):
         self._writes = 0
 
     @property
-    def prices(self) -> Mapping[str, MovePrice]:
-        return {STORE: self._link_price(self.cache.store_gbit_per_second)}
+    def links(self) -> Mapping[str, KvLink]:
+        return {STORE: self._link(self.cache.store_gbit_per_second)}
 
     def find(self, worker: int, blocks: Sequence[int], held: int, now_s: float) -> list[Run]:
         self._receive(now_s)
@@ -49,7 +48,7 @@ class SharedStore(OuterCaches):
             return
         size_bytes = len(fresh) * self._packed_bytes
         self.written_bytes[STORE] += size_bytes
-        ready_s = arrival_s((self._out[worker], self._store_in), size_bytes, now_s, self._latency_s, book=True)
+        ready_s = arrival((self._out[worker], self._store_in), size_bytes, now_s, self._latency_s, book=True)
         self._expected.update(fresh)
         self._writes += 1
         heapq.heappush(self._coming, (ready_s, self._writes, worker, fresh))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prefixwatch.loadgen.request_log.move_price import MovePrice
+from prefixwatch.kvcache.transfer_link import KvLink, Wire, arrival
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.simulator.caches.block_store import BlockStore
 from prefixwatch.simulator.caches.outer import CPU, DISK, REMOTE, OuterCaches, Run
-from prefixwatch.simulator.caches.wires import Wire, arrival_s
 
 
 class WorkerTiers(OuterCaches):
@@ -28,16 +27,12 @@ class WorkerTiers(OuterCaches):
         self._from_remote = Wire(cache.store_gbit_per_second)
 
     @property
-    def prices(self) -> Mapping[str, MovePrice]:
+    def links(self) -> Mapping[str, KvLink]:
         cache, size = self.cache, self.cache.kv_bytes_per_token
         return {
-            CPU: MovePrice.of_link(latency_s=0.0, gbit_per_second=cache.cpu_gbit_per_second, bytes_per_token=size),
-            DISK: MovePrice.of_link(
-                latency_s=cache.disk_latency_ms / 1e3,
-                gbit_per_second=cache.disk_gbit_per_second,
-                bytes_per_token=size,
-            ),
-            REMOTE: self._link_price(cache.store_gbit_per_second),
+            CPU: KvLink(cache.cpu_gbit_per_second, size, 0.0),
+            DISK: KvLink(cache.disk_gbit_per_second, size, cache.disk_latency_ms / 1e3),
+            REMOTE: self._link(cache.store_gbit_per_second),
         }
 
     def find(self, worker: int, blocks: Sequence[int], held: int, now_s: float) -> list[Run]:
@@ -65,7 +60,7 @@ class WorkerTiers(OuterCaches):
         if fresh and self.cache.remote_blocks != 0:
             size_bytes = len(fresh) * self._packed_bytes
             self.written_bytes[REMOTE] += size_bytes
-            arrival_s((self._out[worker],), size_bytes, now_s, 0.0, book=True)
+            arrival((self._out[worker],), size_bytes, now_s, 0.0, book=True)
             self._remote.put(fresh[::-1])
 
     def used(self, worker: int, blocks: Sequence[int]) -> None:

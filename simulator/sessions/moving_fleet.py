@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prefixwatch.engines.model.engine import EngineConfig
-from prefixwatch.kvcache.transfer_link import KvLink, LinkQueue
+from prefixwatch.kvcache.transfer_link import KvLink, Wire, arrival
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan
 from prefixwatch.loadgen.scenario.moves_section import Moves
@@ -32,12 +32,7 @@ def kv_link(moves: Moves) -> KvLink | None:
     """The link of a scenario; None where blocks are never sent."""
     if not moves.soft:
         return None
-    return KvLink(
-        bytes_per_second=moves.link_gbit_per_second * 1e9 / 8,
-        kv_bytes_per_token=moves.kv_bytes_per_token,
-        latency_seconds=moves.link_latency_seconds,
-        compression=moves.compression,
-    )
+    return KvLink(moves.link_gbit_per_second, moves.kv_bytes_per_token, moves.link_latency_seconds, moves.compression)
 
 
 def simulate_moves(
@@ -79,7 +74,7 @@ class MovingFleet(ChangingFleet):
             return [MovingPolicy(policy, overload_seconds=moves.overload_seconds) for policy in policies()]
 
         self._link = kv_link(moves)
-        self._queues: dict[str, LinkQueue] = {}
+        self._wires: dict[str, Wire] = {}
         self._on_the_way: dict[SessionKey, tuple[float, float]] = {}
         """By session, when its blocks are there, and the time of computing them."""
         super().__init__(wrapped, engines, events, view=view)
@@ -101,11 +96,11 @@ class MovingFleet(ChangingFleet):
                 router.policy.leave(name, Trigger.DRAIN, router.others(name), now_s)
         super()._drain(number, now_s)
 
-    def queue(self, worker: str) -> LinkQueue | None:
-        """What leaves this worker; None where nothing can."""
+    def wire(self, worker: str) -> Wire | None:
+        """What blocks leave this worker over; None where nothing can."""
         if self._link is None:
             return None
-        return self._queues.setdefault(worker, LinkQueue(self._link))
+        return self._wires.setdefault(worker, Wire(self._link.gbit_per_second))
 
     @property
     def link(self) -> KvLink | None:
@@ -113,9 +108,10 @@ class MovingFleet(ChangingFleet):
 
     def send(self, router: SimulatedRouter, move: Move) -> None:
         """Begin a soft move."""
-        queue = self.queue(move.stay.worker)
-        assert queue is not None  # else it would have been hard
-        ends_s = queue.send(move.at, move.sent_tokens)
+        link, wire = self._link, self.wire(move.stay.worker)
+        assert link is not None  # else it would have been hard
+        assert wire is not None
+        ends_s = arrival([wire], link.sent_bytes(move.sent_tokens), move.at, link.latency_seconds, book=True)
         soft, hard = move.choice.soft, move.choice.hard
         assert soft is not None  # both were compared
         assert hard is not None
@@ -166,8 +162,8 @@ class _Driver:
         return self.fleet.link
 
     def link_wait_seconds(self, source: str, now: float) -> float:
-        queue = self.fleet.queue(source)
-        return 0.0 if queue is None else queue.wait_seconds(now)
+        wire = self.fleet.wire(source)
+        return 0.0 if wire is None else wire.wait_seconds(now)
 
     def carry(self, move: Move) -> None:
         self.fleet.send(self.router, move)

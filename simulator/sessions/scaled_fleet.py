@@ -136,8 +136,8 @@ class ScaledFleet(MovingFleet):
 
     def _end_stopped(self, now_s: float) -> None:
         for name, since in list(self._stopping.items()):
-            queue = self.queue(name)
-            if not self._by_name[name].busy and (queue is None or queue.free_at <= now_s):
+            wire = self.wire(name)
+            if not self._by_name[name].busy and (wire is None or wire.free_at <= now_s):
                 self.worker_seconds += now_s - since
                 del self._stopping[name]
                 self._off.append(name)

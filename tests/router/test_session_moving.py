@@ -15,7 +15,7 @@ from prefixwatch.router.sessions.moving import Move, MovingPolicy, Trigger
 
 SIZE = 16
 PER_TOKEN = 1e-3
-FAST = KvLink(bytes_per_second=1e9, kv_bytes_per_token=1e4, latency_seconds=0.001)
+FAST = KvLink(gbit_per_second=8, kv_bytes_per_token=1e4, latency_seconds=0.001)
 
 
 def request(session: str, blocks: int = 10, number: int = 0) -> RouteRequest:
@@ -111,7 +111,7 @@ def test_each_session_of_a_drained_worker_moves_once_and_its_record_has_both_pri
 @pytest.mark.parametrize(("ahead", "kind"), [(True, "soft"), (False, "hard")])
 def test_a_transfer_that_waits_for_the_session_counts_in_full(ahead: bool, kind: str) -> None:
     """0.2 s to send what takes 0.16 s to compute; sessions come back after seconds."""
-    fixture = Fixture(link=KvLink(bytes_per_second=8e6, kv_bytes_per_token=1e4, latency_seconds=0.0))
+    fixture = Fixture(link=KvLink(gbit_per_second=0.064, kv_bytes_per_token=1e4, latency_seconds=0.0))
     fixture.around.sends_ahead = ahead
     fixture.learn()
     for number in range(12):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixwatch.kvcache.transfer_link import KvLink, LinkQueue
+from prefixwatch.kvcache.transfer_link import KvLink, Wire, arrival, carrying_seconds
 from prefixwatch.router.sessions.price import Choice, Destination, Kind, Price, Why, cheapest, priced
 
-LINK = KvLink(bytes_per_second=1e9, kv_bytes_per_token=100_000, latency_seconds=0.01)
+LINK = KvLink(gbit_per_second=8, kv_bytes_per_token=100_000, latency_seconds=0.01)
 """0.1 ms a token."""
 
 
@@ -65,25 +65,26 @@ def test_without_a_known_price_the_fullest_holder_is_chosen_hard() -> None:
     assert cheapest(1000, 800, destinations, lambda _: None) == Choice("c", Kind.HARD, Why.PRICE_UNKNOWN)
 
 
-@pytest.mark.parametrize("wrong", [{"bytes_per_second": 0.0}, {"compression": -1.0}, {"latency_seconds": -0.1}])
+@pytest.mark.parametrize("wrong", [{"gbit_per_second": 0.0}, {"compression": -1.0}, {"latency_seconds": -0.1}])
 def test_an_impossible_link_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         replace(LINK, **wrong)
 
 
 def test_transfers_leave_one_after_another_and_no_tokens_take_no_time() -> None:
-    queue = LinkQueue(LINK)
-    assert queue.send(10.0, 900) == pytest.approx(10.1)
-    assert queue.send(10.05, 900) == pytest.approx(10.2)
-    assert queue.wait_seconds(10.15) == pytest.approx(0.05)
-    assert queue.send(50.0, 0) == 50.0
+    """The latency of one passes while the next is carried."""
+    wire, size = Wire(LINK.gbit_per_second), LINK.sent_bytes(900)
+    assert arrival([wire], size, 10.0, LINK.latency_seconds, book=True) == pytest.approx(10.0 + LINK.seconds(900))
+    assert arrival([wire], size, 10.05, LINK.latency_seconds, book=True) == pytest.approx(10.19)
+    assert wire.wait_seconds(10.15) == pytest.approx(0.03)
+    assert LINK.seconds(0) == 0.0
 
 
 seconds = st.floats(0, 100)
 tokens = st.integers(0, 100_000)
 links = st.none() | st.builds(
     KvLink,
-    bytes_per_second=st.floats(1e6, 1e12),
+    gbit_per_second=st.none() | st.floats(0.01, 10_000),
     kv_bytes_per_token=st.floats(1e3, 1e6),
     latency_seconds=st.floats(0, 1),
     compression=st.floats(1, 10),
@@ -112,5 +113,20 @@ def test_a_faster_link_never_turns_a_soft_move_hard(
     slow = priced(prompt, source, destination, prefill)
     if destination.link is None or slow.kind is Kind.HARD:
         return
-    faster = replace(destination.link, bytes_per_second=destination.link.bytes_per_second * factor)
+    rate = destination.link.gbit_per_second
+    faster = replace(destination.link, gbit_per_second=None if rate is None else rate * factor)
     assert priced(prompt, source, replace(destination, link=faster), prefill).kind is Kind.SOFT
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), tokens.filter(bool)), min_size=1, max_size=20), links.filter(bool))
+def test_blocks_come_when_the_price_says_and_the_link_is_never_faster_than_its_rate(
+    sends: list[tuple[float, int]], link: KvLink
+) -> None:
+    wire, now, sent_bytes = Wire(link.gbit_per_second), 0.0, 0.0
+    for gap, count in sends:
+        now += gap
+        expected = now + wire.wait_seconds(now) + link.seconds(count)
+        came = arrival([wire], link.sent_bytes(count), now, link.latency_seconds, book=True)
+        assert came == pytest.approx(expected)
+        sent_bytes += link.sent_bytes(count)
+    assert wire.free_at >= carrying_seconds(sent_bytes, link.gbit_per_second) * (1 - 1e-9)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.kvcache.transfer_link import Wire, arrival
 from prefixwatch.loadgen.request_log.cache_moves import CacheFigures, LoggedRun, cache_figures, restart_windows
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.loadgen.scenario.fleet_section import Event, EventPlan, event_plan
 from prefixwatch.simulator.caches.block_store import BlockStore
 from prefixwatch.simulator.caches.fleet import simulate_caches
-from prefixwatch.simulator.caches.wires import Wire, arrival_s
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
 from prefixwatch.simulator.traffic.synthetic import infinite_cache_tokens, session_requests
@@ -141,9 +141,9 @@ def test_pulls_queue_for_the_stores_link() -> None:
     """Two pulls of 64 tokens at once: the second comes after twice the time on the wire."""
     store, ends = Wire(1.0), [Wire(10.0), Wire(10.0)]
     size = 64 * BYTES
-    assert arrival_s((store, ends[0]), size, 1.0, 0.002, book=True) == pytest.approx(1.0 + PULL_S)
-    assert arrival_s((store, ends[1]), size, 1.0, 0.002) == pytest.approx(1.0 + PULL_S + size * 8 / 1e9)
-    assert arrival_s((Wire(None),), size, 1.0, 0.002) == 1.002
+    assert arrival((store, ends[0]), size, 1.0, 0.002, book=True) == pytest.approx(1.0 + PULL_S)
+    assert arrival((store, ends[1]), size, 1.0, 0.002) == pytest.approx(1.0 + PULL_S + size * 8 / 1e9)
+    assert arrival((Wire(None),), size, 1.0, 0.002) == 1.002
 
 
 def test_a_store_forgets_the_longest_unused_and_keeps_heads() -> None:

@@ -1,15 +1,14 @@
-"""What moving KV costs against computing it again. Pure.
+"""From which prefix length on pulling KV is sooner than computing it: modelled, and as a run measured it. Pure.
 
-    T_pull(n) = latency + n · bytes a token / (compression · rate)            an affine function of the tokens n
-
-A pull pays where T_pull is shorter than what it saves of the prefill. The shortest prefix for which it does is the
-break-even length; for an affine prefill of s seconds a token and a pull of r, it is latency / (s − r) tokens.
+A pull pays where it takes less than what it saves of the prefill. The shortest prefix for which it does is the
+break-even length; for an affine prefill of s seconds a token and a pull of r (`kvcache.transfer_link`), it is
+latency / (s − r) tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,24 +19,11 @@ LONGEST_TOKENS = 131_072
 _FEWEST_SAMPLES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class MovePrice:
-    """What moving tokens costs where nothing queues."""
+class Affine(NamedTuple):
+    """Seconds for n tokens: start_s + n · token_s."""
 
-    latency_s: float
+    start_s: float
     token_s: float
-
-    @classmethod
-    def of_link(
-        cls, *, latency_s: float, gbit_per_second: float | None, bytes_per_token: float, compression: float = 1.0
-    ) -> MovePrice:
-        """Of a link of this rate; None: as fast as its latency."""
-        rate = None if gbit_per_second is None else gbit_per_second * 1e9 / 8
-        return cls(latency_s, 0.0 if rate is None else bytes_per_token / compression / rate)
-
-    def seconds(self, tokens: int) -> float:
-        """For this number of tokens; 0 for none."""
-        return self.latency_s + tokens * self.token_s if tokens > 0 else 0.0
 
 
 def cheapest_pull(local_tokens: int, runs: Sequence[tuple[int, float]], prefill_s: Callable[[int], float]) -> int:
@@ -56,18 +42,18 @@ def cheapest_pull(local_tokens: int, runs: Sequence[tuple[int, float]], prefill_
 
 
 def break_even_tokens(
-    price: MovePrice, prefill_s: PrefillSeconds, *, step: int = 16, longest: int = LONGEST_TOKENS
+    pull_s: Callable[[int], float], prefill_s: PrefillSeconds, *, step: int = 16, longest: int = LONGEST_TOKENS
 ) -> int | None:
     """The shortest prefix, in steps of `step` tokens, that is pulled sooner than computed; None: none up to
-    `longest`. The prompt has one token more."""
+    `longest`. The prompt has one token more; `pull_s` gives the time of a pull over idle links."""
     for tokens in range(step, longest + 1, step):
-        if price.seconds(tokens) + prefill_s(tokens + 1, tokens) < prefill_s(tokens + 1, 0):
+        if pull_s(tokens) + prefill_s(tokens + 1, tokens) < prefill_s(tokens + 1, 0):
             return tokens
     return None
 
 
-def fitted_price(samples: Sequence[tuple[float, float]]) -> MovePrice | None:
-    """The affine price, nowhere negative, that fits these (tokens, seconds) with the least squares.
+def fitted(samples: Sequence[tuple[float, float]]) -> Affine | None:
+    """The affine time, nowhere negative, that fits these (tokens, seconds) with the least squares.
 
     None for fewer than 8 samples, or samples of one length only.
     """
@@ -79,12 +65,12 @@ def fitted_price(samples: Sequence[tuple[float, float]]) -> MovePrice | None:
         slope, base = 0.0, seconds.mean()
     elif base < 0:
         slope, base = float(tokens @ seconds / (tokens @ tokens)), 0.0
-    return MovePrice(float(base), float(slope))
+    return Affine(float(base), float(slope))
 
 
-def crossing_tokens(pull: MovePrice | None, prefill: MovePrice | None) -> float | None:
-    """The break-even length of two fitted prices: latency / (s − r). None where one isn't known, or they never
+def crossing_tokens(pull: Affine | None, prefill: Affine | None) -> float | None:
+    """The break-even length of two fitted times: the pull's start / (s − r). None where one isn't known, or they never
     cross."""
     if pull is None or prefill is None or prefill.token_s <= pull.token_s:
         return None
-    return pull.latency_s / (prefill.token_s - pull.token_s)
+    return pull.start_s / (prefill.token_s - pull.token_s)

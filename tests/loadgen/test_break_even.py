@@ -8,51 +8,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixwatch.loadgen.request_log.move_price import (
-    MovePrice,
-    break_even_tokens,
-    cheapest_pull,
-    crossing_tokens,
-    fitted_price,
-)
+from prefixwatch.kvcache.transfer_link import KvLink
+from prefixwatch.loadgen.request_log.break_even import Affine, break_even_tokens, cheapest_pull, crossing_tokens, fitted
 
-PRICES = st.builds(MovePrice, st.floats(0, 0.2), st.floats(0, 2e-3))
+PRICES = st.builds(Affine, st.floats(0, 0.2), st.floats(0, 2e-3))
 RATES = st.floats(1e-6, 2e-3)
 LONGEST = 4096
 
 
-def break_even(price: MovePrice, token_s: float) -> float:
-    found = break_even_tokens(price, lambda prompt, cached: 0.01 + token_s * (prompt - cached), longest=LONGEST)
+def break_even(price: Affine, token_s: float) -> float:
+    found = break_even_tokens(
+        lambda tokens: price.start_s + tokens * price.token_s,
+        lambda prompt, cached: 0.01 + token_s * (prompt - cached),
+        longest=LONGEST,
+    )
     return float("inf") if found is None else found
 
 
 def test_a_link_moves_bytes_and_compression_makes_them_fewer() -> None:
     """CacheGen's setting: 3.5 : 1 at 3 Gbit/s; 9,600 tokens of 128 KiB each."""
-    plain = MovePrice.of_link(latency_s=0.005, gbit_per_second=3.0, bytes_per_token=131_072)
-    packed = MovePrice.of_link(latency_s=0.005, gbit_per_second=3.0, bytes_per_token=131_072, compression=3.5)
+    plain = KvLink(gbit_per_second=3.0, kv_bytes_per_token=131_072, latency_seconds=0.005)
+    packed = replace(plain, compression=3.5)
     assert plain.seconds(9600) == pytest.approx(0.005 + 9600 * 131_072 * 8 / 3e9)
     assert packed.seconds(9600) - 0.005 == pytest.approx((plain.seconds(9600) - 0.005) / 3.5)
-    assert (plain.seconds(0), MovePrice.of_link(latency_s=0.1, gbit_per_second=None, bytes_per_token=1).token_s) == (
-        0,
-        0,
-    )
+    assert (plain.seconds(0), replace(plain, gbit_per_second=None).seconds(9600)) == (0, 0.005)
 
 
 def test_the_break_even_of_two_affine_prices_is_the_latency_over_the_difference_of_the_rates() -> None:
-    price = MovePrice(latency_s=0.0201, token_s=1e-4)
-    assert crossing_tokens(price, MovePrice(0.01, 3e-4)) == pytest.approx(100.5)
+    price = Affine(start_s=0.0201, token_s=1e-4)
+    assert crossing_tokens(price, Affine(0.01, 3e-4)) == pytest.approx(100.5)
     assert break_even(price, 3e-4) == 112  # the first whole block beyond
-    assert crossing_tokens(price, MovePrice(0.01, 1e-4)) is None
+    assert crossing_tokens(price, Affine(0.01, 1e-4)) is None
     assert break_even(price, 1e-4) == float("inf")
 
 
 @given(PRICES, RATES, st.floats(1, 10))
 def test_the_break_even_grows_with_latency_and_falls_with_rate_compression_and_slower_engines(
-    price: MovePrice, token_s: float, factor: float
+    price: Affine, token_s: float, factor: float
 ) -> None:
     length = break_even(price, token_s)
-    assert break_even(replace(price, latency_s=price.latency_s * factor), token_s) >= length
-    assert break_even(replace(price, token_s=price.token_s / factor), token_s) <= length
+    assert break_even(price._replace(start_s=price.start_s * factor), token_s) >= length
+    assert break_even(price._replace(token_s=price.token_s / factor), token_s) <= length
     assert break_even(price, token_s * factor) <= length
 
 
@@ -78,17 +74,17 @@ def test_the_choice_is_the_cheapest_of_all_and_never_dearer_than_computing(
 
 
 @given(PRICES, st.lists(st.integers(1, 10_000), min_size=8, max_size=30))
-def test_a_fitted_price_is_nowhere_negative_and_finds_what_made_the_samples(price: MovePrice, sizes: list[int]) -> None:
-    found = fitted_price([(size, price.latency_s + size * price.token_s) for size in sizes])
+def test_a_fitted_price_is_nowhere_negative_and_finds_what_made_the_samples(price: Affine, sizes: list[int]) -> None:
+    found = fitted([(size, price.start_s + size * price.token_s) for size in sizes])
     if len(set(sizes)) < 2:
         assert found is None
         return
     assert found is not None
-    assert found.latency_s >= 0
+    assert found.start_s >= 0
     assert found.token_s >= 0
     middle = sum(sizes) / len(sizes)
-    assert found.latency_s + middle * found.token_s == pytest.approx(price.latency_s + middle * price.token_s, rel=1e-6)
+    assert found.start_s + middle * found.token_s == pytest.approx(price.start_s + middle * price.token_s, rel=1e-6)
 
 
 def test_too_few_samples_have_no_price() -> None:
-    assert fitted_price([(size, 1.0) for size in range(7)]) is None
+    assert fitted([(size, 1.0) for size in range(7)]) is None
