@@ -36,6 +36,10 @@ NOT_SCRAPED = "some workers can't be scraped, so their load isn't known: prefixw
 NO_SECONDS = "the time of a prefill isn't known: set exporter.probes, or scrape prefixwatch's router"
 
 
+_GONE = "refused"
+"""Why a scrape failed where nothing listens: that engine's process is gone, and its load is known to be none."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     peers: Peers
@@ -116,14 +120,14 @@ class ScalingSource:
         by_peers: defaultdict[Peers, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         for worker in worker_loads(self._targets()):
             by_peers[worker.peers][worker.target] += worker.load
-        found, known, silent = [], self._losses(), self._silent()
+        found, known, missing = [], self._losses(), self._missing()
         for peers, loads in by_peers.items():
             own = {name: loss for name, loss in known.items() if name in loads}
             per_token = self._seconds_per_token(dict(peers).get("model", ""))
             prices = {name: loss.gpu_seconds(per_token, self._gpus) for name, loss in own.items()}
-            gate = Rule.LOAD_UNKNOWN if peers in silent else self._gate(prices, len(loads))
+            gate = Rule.LOAD_UNKNOWN if missing.get(peers, set()) - {_GONE} else self._gate(prices, len(loads))
             state = self._states.get(peers) or State(desired=len(loads))
-            there = state.desired if peers in silent else len(loads)
+            there = state.desired if peers in missing else len(loads)
             if target is not None:
                 limits = self._limits(target, at_once=at_once)
                 start = State(desired=len(loads)) if at_once else state
@@ -134,10 +138,13 @@ class ScalingSource:
             found.append(_Group(peers, dict(loads), state, own, prices, gate, unheard))
         return found
 
-    def _silent(self) -> set[Peers]:
-        """Groups of which some engine was scraped before and can't be now."""
-        engines = (one for one in self._targets() if one.store is not None and one.store.system.role == "engine")
-        return {peers_of(target) for target in engines if not target.up}
+    def _missing(self) -> Mapping[Peers, set[str]]:
+        """Groups of which some engine was scraped before and can't be now, with the reasons. They keep their size."""
+        found = defaultdict[Peers, set[str]](set)
+        for target in self._targets():
+            if target.store is not None and target.store.system.role == "engine" and not target.up:
+                found[peers_of(target)].add(target.reason)
+        return found
 
     def _limits(self, target: float, *, at_once: bool) -> Limits:
         own = self._settings

@@ -230,3 +230,17 @@ async def test_a_tiny_target_in_the_question_is_answered(make_target: MakeTarget
     source = await two_workers(make_target, per_token=0.001)
     [group] = source.advice(0.0, target_load=5e-324)["groups"]
     assert group["desired_workers"] == 1_000_000
+
+
+async def test_a_worker_whose_process_is_gone_does_not_keep_all_others(make_target: MakeTarget) -> None:
+    """One that was removed as advised, but is still listed: nothing listens there, so its load is known to be none."""
+    source = await two_workers(make_target, per_token=0.001)
+    source.advice(0.0)
+    source._targets()[1].fail("refused", "connection refused")
+    for seconds in range(15, 301, 15):
+        [group] = source.advice(float(seconds))["groups"]
+        assert group["desired_workers"] == (1 if seconds >= 300 else 2), seconds
+    assert group["advice"]["rule"] == "load_low"
+    for seconds in range(315, 3000, 15):
+        [group] = source.advice(float(seconds))["groups"]
+        assert group["desired_workers"] == 1, seconds
