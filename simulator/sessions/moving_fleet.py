@@ -7,7 +7,6 @@ computing the prompt. A drained worker stops when its last request and its last 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +57,17 @@ def simulate_moves(
     return fleet.run(requests, via=via, concurrency=concurrency, watchers=watch(fleet.engines, requests))
 
 
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A session's blocks on their way."""
+
+    worker: str
+    ends_s: float
+    """When they are there."""
+    saves_s: float
+    """What computing them would take."""
+
+
 class MovingFleet(ChangingFleet):
     """`policies` makes those that are wrapped. All routers share the links."""
 
@@ -75,8 +85,7 @@ class MovingFleet(ChangingFleet):
 
         self._link = kv_link(moves)
         self._wires: dict[str, Wire] = {}
-        self._on_the_way: dict[SessionKey, tuple[float, float]] = {}
-        """By session, when its blocks are there, and the time of computing them."""
+        self._on_the_way: dict[SessionKey, _Coming] = {}
         super().__init__(wrapped, engines, events, view=view)
         self._take_the_wheel()
 
@@ -115,11 +124,13 @@ class MovingFleet(ChangingFleet):
         soft, hard = move.choice.soft, move.choice.hard
         assert soft is not None  # both were compared
         assert hard is not None
-        self._on_the_way[move.stay.key] = ends_s, hard.prefill_seconds - soft.prefill_seconds
+        saves_s = hard.prefill_seconds - soft.prefill_seconds
+        self._on_the_way[move.stay.key] = _Coming(move.choice.worker, ends_s, saves_s)
         self._at_time(ends_s, lambda now_s: self._arrived(router, move, now_s))
 
     def _arrived(self, router: SimulatedRouter, move: Move, now_s: float) -> None:
-        if self._on_the_way.get(move.stay.key, (math.inf, 0.0))[0] <= now_s:
+        coming = self._on_the_way.get(move.stay.key)
+        if coming is not None and coming.ends_s <= now_s:
             del self._on_the_way[move.stay.key]
         worker = move.choice.worker
         if worker not in router.present:
@@ -135,13 +146,22 @@ class MovingFleet(ChangingFleet):
         router.view.routed(request, worker)
 
     def _send(self, request: SimulatedRequest, record: RequestRecord, now_s: float) -> None:
-        key = SessionKey(request.tenant, request.session)
-        ends_s, computing_s = self._on_the_way.get(key, (now_s, 0.0)) if request.session else (now_s, 0.0)
-        if 0 < ends_s - now_s <= computing_s:
-            record.migrate_s = (record.migrate_s or 0.0) + ends_s - now_s
-            self._at_time(ends_s, lambda later_s: super(MovingFleet, self)._send(request, record, later_s))
+        coming = self._worth_waiting_for(request, record, now_s)
+        if coming is None:
+            super()._send(request, record, now_s)
             return
-        super()._send(request, record, now_s)
+        record.migrate_s = (record.migrate_s or 0.0) + coming.ends_s - now_s
+        self._at_time(coming.ends_s, lambda later_s: super(MovingFleet, self)._send(request, record, later_s))
+
+    def _worth_waiting_for(self, request: SimulatedRequest, record: RequestRecord, now_s: float) -> _Coming | None:
+        """The session's blocks, where they are on their way to its worker and sooner there than computed."""
+        key = SessionKey(request.tenant, request.session)
+        coming = self._on_the_way.get(key) if request.session else None
+        if coming is None or not 0 < coming.ends_s - now_s <= coming.saves_s:
+            return None
+        policy = self._routers[self._via[record.index]].policy
+        stay = policy.book.get(key) if isinstance(policy, MovingPolicy) else None
+        return coming if stay is not None and stay.worker == coming.worker else None
 
 
 @dataclass(frozen=True, slots=True)

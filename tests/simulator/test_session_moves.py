@@ -117,3 +117,22 @@ def test_received_blocks_are_cached_evict_what_is_idle_and_never_what_is_in_use(
     model.submit(SimRequest("r", [1, 7, 8], 48, 1, 0.0))
     model.begin_step(0.0)
     assert model.receive([20, 21]) == ([], [])
+
+
+def test_no_turn_waits_for_blocks_that_go_to_a_worker_which_died_meanwhile() -> None:
+    engines = [replace(ENGINE, step_time=StepTime(base_s=0.005, per_prefill_token_s=1e-3))] * 3
+    moves = MOVES.model_copy(update={"link_latency_seconds": 0.5})
+    few = [request for request in chats() if int(request.session.removeprefix("session-")) < 9]
+
+    def served(*events: dict[str, object]) -> list[RequestRecord]:
+        plan = event_plan([Event.model_validate(event) for event in events], 3)
+        return simulate_moves(few, plan, moves, policy="score", engines=engines).records
+
+    turn = next(record for record in served() if record.turn == 4 and record.worker == "worker-1")
+    drain = {"at": turn.scheduled_s - 0.3, "drain": "engine-1"}
+    moved = served(drain)[turn.index]
+    assert moved.move == "soft"
+    assert moved.migrate_s == pytest.approx(0.2, abs=0.1)
+
+    lost = served(drain, {"at": turn.scheduled_s - 0.1, "kill": moved.worker.replace("worker", "engine")})[turn.index]
+    assert (lost.move_trigger, lost.migrate_s) == ("death", 0.0)
