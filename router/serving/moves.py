@@ -33,7 +33,6 @@ class LiveDriver:
 
     def __init__(self, config: RouterConfig, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._prefill_workers = config.prefill_workers
         self._stores = {worker.name: worker.kv_store for worker in config.workers}
         own = config.moves
         self._link = (
@@ -46,7 +45,7 @@ class LiveDriver:
         return self._dispatcher.depths(request)
 
     def may_take(self, worker: str, request: RouteRequest) -> bool:
-        return worker not in self._prefill_workers and self._dispatcher.may_take(worker, request)
+        return self._dispatcher.may_take(worker, request)
 
     def link(self, source: str, destination: str) -> KvLink | None:
         store = self._stores.get(source)

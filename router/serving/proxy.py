@@ -297,7 +297,7 @@ class Proxy:
         return self._refuse(exchange, "no_workers", 503, "no engine is healthy; the router's /health says why")
 
     def _place(self, exchange: Exchange, request: RouteRequest, faults: Sequence[_Tried]) -> Placement:
-        excluded = self._prefill_workers.union(tried.worker for tried in faults)
+        excluded = frozenset(tried.worker for tried in faults)
         if exchange.prefilled_by and not faults and self._health.is_up(exchange.prefilled_by):
             excluded = frozenset(worker.name for worker in self._config.workers) - {exchange.prefilled_by}
         placement = exchange.placement = self._dispatcher.place(request, excluded)

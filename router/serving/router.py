@@ -64,6 +64,7 @@ class Router:
     def __init__(self, config: RouterConfig, policy: Policy, tokenizer: Tokenizer | None) -> None:
         self.config = config
         self._policy = policy
+        self._prefill_workers = config.prefill_workers
         self.ledger = Ledger({worker.name: worker.where for worker in config.workers})
         self.metrics = RouterMetrics(config.models)
         self.request_log = RequestLog(config.request_records.kept)
@@ -84,7 +85,7 @@ class Router:
             policy,
             self.ledger,
             self.view,
-            self.health.is_up,
+            self._answers if config.prefill_workers else self.health.is_up,
             losses=self._losses,
             report_max_age_seconds=config.health.report_max_age_seconds,
             serving=self.models.workers,
@@ -268,6 +269,10 @@ class Router:
                 raise RouterError(f"no engine is reachable ({reasons}): start the engines first, or correct their urls")
             await asyncio.sleep(0.05)
 
+    def _answers(self, name: str) -> bool:
+        """Whether requests may be placed at the worker: in a split fleet only at those that answer."""
+        return name not in self._prefill_workers and self.health.is_up(name)
+
     def _make_degraded(self) -> Degraded | None:
         if not isinstance(self._policy, DegradingPolicy):
             return None
@@ -288,7 +293,7 @@ class Router:
         urls = {worker.name: worker.url for worker in config.workers}
         return Split(
             config.split,
-            config.prefill_workers,
+            self._prefill_workers,
             self.ledger,
             self._session,
             url=lambda worker, path: URL(urls[worker] + path),

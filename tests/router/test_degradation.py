@@ -146,6 +146,24 @@ async def test_a_miss_gets_a_202_its_prompt_is_computed_and_the_request_then_goe
         assert (answer.status, answer.headers["x-prefixwatch-worker"]) == (200, engine.name)
 
 
+async def test_in_a_split_fleet_a_prompt_is_prepared_where_it_will_be_answered(
+    engines: list[FakeEngine], start: Start
+) -> None:
+    prefill, decode = engines
+    roles = zip(engines, ("prefill", "decode"), strict=True)
+    workers = [{"name": engine.name, "url": engine.url, "role": role} for engine, role in roles]
+    split = {"enabled": True, "prefill_from_tokens": 10_000}
+    degradation = {"enabled": True, "ttft_seconds": 1.0}
+    client: Client = await start(engines, policy="least_load", workers=workers, split=split, degradation=degradation)
+    teach(policy_of(client))
+    press(policy_of(client), Step.ASYNC_PREFILL)
+    for letter in "abc":
+        async with client.chat(letter * 1400, headers={"Prefer": "respond-async"}) as answer:
+            assert answer.status == 202
+    await until(lambda: len(prefill.bodies) + len(decode.bodies) == 3)
+    assert prefill.bodies == []
+
+
 async def test_whoever_does_not_accept_it_or_asks_for_what_is_cached_is_served_at_once(
     engines: list[FakeEngine], start: Start
 ) -> None:
