@@ -309,7 +309,7 @@ class HealthConfig(_Section):
     """Probes in a row that must succeed before it gets requests again."""
     silent_seconds: float = Field(default=30.0, ge=0)
     """How long a worker stays out that let a request time out and answered no other meanwhile, whatever its `/health`
-    says."""
+    says. Longer: a worker that hangs costs fewer time-outs, and one that was only slow comes back later."""
     report_max_age_seconds: float = Field(default=10.0, gt=0)
     """An engine's report of its load counts as missing from this age on. Engines are asked every second; smg asks
     every 10 s and production-stack every 30 s, and each uses a report until the next."""
@@ -395,9 +395,10 @@ class MovesConfig(_Section):
     """Before the first byte from the store. Higher: short sessions are computed again."""
     overload_seconds: float | None = Field(default=None, gt=0)
     """A worker whose queue takes longer than this, and twice as long as the median one, gives up a tenth of its quiet
-    sessions every 5 s. Lower: they leave sooner. They never do where not given."""
+    sessions every 5 s; looked for once a second. Lower: they leave sooner. They never do where not given."""
     sessions: int = Field(default=10_000, ge=1)
-    """The newest sessions that are remembered, with 8 bytes a block of their last prompts."""
+    """The newest sessions that are remembered, with 8 bytes a block of their last prompts. Fewer: those that were quiet
+    for longest aren't moved, and find their way as new ones do."""
 
 
 class SplitConfig(_Section):

@@ -31,7 +31,8 @@ class ScalingSettings(Strict):
     )
     down_seconds: Duration = Field(
         default=300.0,
-        description="how long the load must be low before one worker is removed, and between two removals",
+        description="how long the load must be low before one worker is removed, and between two removals; longer: "
+        "they leave later and more slowly",
     )
     horizon_seconds: Duration = Field(
         default=3600.0,

@@ -13,16 +13,21 @@ class Moves(Section):
     link_gbit_per_second: float = Field(
         default=25.0, gt=0, description="the link that each worker sends over. Slower: more sessions are computed again"
     )
-    link_latency_seconds: float = Field(default=0.002, ge=0, description="before the first byte of each transfer")
+    link_latency_seconds: float = Field(
+        default=0.002, ge=0, description="of each transfer, beside its bytes. Higher: short sessions are computed again"
+    )
     kv_bytes_per_token: int = Field(
         default=131_072,
         ge=1,
         description="KV of one token in all layers. Larger models: more sessions are computed again",
     )
-    compression: float = Field(default=1.0, ge=1, description="bytes before over bytes after")
+    compression: float = Field(
+        default=1.0, ge=1, description="bytes before over bytes after. Higher: more sessions are sent"
+    )
     soft: bool = Field(default=True, description="false: blocks are never sent, all sessions are computed again")
     overload_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="queue of a worker beyond which a tenth of its sessions leave it; default: they never do",
+        description="queue of a worker beyond which a tenth of its sessions leave it, if it is twice the median one. "
+        "Lower: they leave sooner; default: they never do",
     )
