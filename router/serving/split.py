@@ -4,14 +4,15 @@ The prefill worker is asked for one token. Its engine's connector leaves the pro
 worker's engine finds it there by the prompt's tokens. Whatever goes wrong, the answering worker computes the prompt
 itself.
 
-A prefill worker that fails is out until it is healthy, as any worker is (`router.serving.health`). After it let a
-prompt time out it gets one at a time until it answers one: its `/health` may be fine while its prompts hang. So a
-worker that hangs costs the time-out for the prompts that were sent before the first one timed out, and then for one in
-`health.silent_seconds`.
+A prefill worker that fails is out until it is healthy, as any worker is (`router.serving.health`). When it lets a
+prompt time out and answered none meanwhile, the others that wait there go on at once, and later it gets one at a time
+until it answers one: its `/health` may be fine while its prompts hang. So a worker that hangs costs time until the
+first time-out, and then one time-out per `health.silent_seconds`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container
 from enum import StrEnum
 from time import perf_counter
@@ -60,6 +61,8 @@ class Split:
         self._session = session
         self._url = url
         self._health = health
+        self._waiting: dict[str, set[asyncio.Timeout]] = {}
+        """By worker, what ends the wait of each prompt there."""
 
     async def prefill(
         self,
@@ -80,15 +83,30 @@ class Split:
             return Prefilled.NO_WORKER, ""
         ticket = self._ledger.admit(worker, uncached_tokens, perf_counter())
         sent_at = self._health.clock()
+        waiting = self._waiting.setdefault(worker, set())
+        given_up = asyncio.timeout(None)
         try:
-            return await self._asked(ticket, path, prompt, headers), worker
+            async with given_up:
+                waiting.add(given_up)
+                try:
+                    return await self._asked(ticket, path, prompt, headers), worker
+                finally:
+                    waiting.discard(given_up)
         except UpstreamFault as fault:
             self._health.failed(worker, fault.fault, str(fault))
         except TimeoutError:
-            self._health.timed_out(worker, sent_at, f"no prefill within {self._config.timeout_seconds:g} s")
+            if not given_up.expired():
+                self._timed_out(worker, sent_at)
         finally:
             self._ledger.end(ticket)
         return Prefilled.FAILED, worker
+
+    def _timed_out(self, worker: str, sent_at: float) -> None:
+        """A prompt that was sent then wasn't computed in time. Where the worker hangs, those behind it wait in vain."""
+        self._health.timed_out(worker, sent_at, f"no prefill within {self._config.timeout_seconds:g} s")
+        if self._health.on_trial(worker):
+            for waiting in self._waiting.pop(worker, ()):
+                waiting.reschedule(0.0)
 
     async def _asked(self, ticket: Ticket, path: str, prompt: Prompt, headers: CIMultiDict[str]) -> Prefilled:
         """The prefill worker's answer. Raises UpstreamFault or TimeoutError where there is none, and it is to blame."""

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import cast
 
 import aiohttp
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 from yarl import URL
 
 from prefixwatch.router.config import HealthConfig, SplitConfig, WorkerConfig
+from prefixwatch.router.exchange.prompt import Prompt
 from prefixwatch.router.placement.ledger import Ledger
+from prefixwatch.router.serving import split as module
 from prefixwatch.router.serving.health import Fault, HealthMonitor
-from prefixwatch.router.serving.split import Split
+from prefixwatch.router.serving.split import Prefilled, Split
+from tests.router.fake_engine import until
 
 EVENTS = st.lists(
     st.tuples(
@@ -110,3 +119,31 @@ def test_a_worker_that_hangs_costs_one_prompt_per_silence_after_its_first_time_o
         assert all(b - a >= silence for a, b in pairwise(late))
     assert monitor.is_up("p")
     assert not waiting
+
+
+async def test_prompts_that_wait_at_a_worker_which_is_found_to_hang_go_on_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one's patience ends; of the others nobody's would."""
+    side, ends, waiting = Side(), asyncio.Event(), 0
+
+    @asynccontextmanager
+    async def silent(*_: object, timeout_seconds: float) -> AsyncIterator[None]:
+        nonlocal waiting
+        waiting += 1
+        await (ends if waiting == 1 else asyncio.Event()).wait()
+        raise TimeoutError
+        yield
+
+    monkeypatch.setattr(module, "opened", silent)
+    prompt = Prompt(b"{}", "m", True, 1, None, np.empty(0, dtype=np.uint64), 0.0, 0.0)
+    side.now = 1.0
+    tasks = [
+        asyncio.create_task(side.split.prefill("/v1/completions", prompt, CIMultiDict(), 5000, None)) for _ in range(5)
+    ]  # fmt: skip
+    await until(lambda: waiting == 5)
+    ends.set()
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*tasks) == [(Prefilled.FAILED, "p")] * 5
+    assert side.ledger.in_flight() == {"p": 0}
+    assert (side.monitor.is_up("p"), side.monitor.flaps()) == (False, {"p": 1})
