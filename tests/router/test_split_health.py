@@ -20,7 +20,7 @@ from yarl import URL
 
 from prefixwatch.router.config import HealthConfig, SplitConfig, WorkerConfig
 from prefixwatch.router.exchange.prompt import Prompt
-from prefixwatch.router.placement.ledger import Ledger
+from prefixwatch.router.placement.ledger import Ledger, Ticket
 from prefixwatch.router.serving import split as module
 from prefixwatch.router.serving.health import Fault, HealthMonitor
 from prefixwatch.router.serving.split import Prefilled, Split
@@ -46,7 +46,7 @@ class Side:
         self.monitor = HealthMonitor(
             [WorkerConfig(name="p", url="http://engine")],
             self.config,
-            on_up=self.ledger.join,
+            on_up=self._up,
             on_gone=self.ledger.leave,
             clock=lambda: self.now,
         )
@@ -55,6 +55,9 @@ class Side:
             SplitConfig(), {"p"}, self.ledger, session, url=lambda worker, path: URL(), health=self.monitor
         )  # fmt: skip
         self.monitor.passed("p")
+
+    def _up(self, name: str) -> None:
+        self.ledger.join(name)
 
 
 @given(EVENTS, st.integers(1, 3), st.integers(1, 4), st.floats(0, 60))
@@ -91,7 +94,7 @@ def test_a_worker_that_hangs_costs_one_prompt_per_silence_after_its_first_time_o
     monitor, ledger = side.monitor, side.ledger
     sent, timed_out = [], []
     waiting: list[tuple[float, float, int]] = []
-    tickets = {}
+    tickets: dict[int, Ticket] = {}
     arrivals, at = [], 0.0
     for gap in gaps:
         at += gap
