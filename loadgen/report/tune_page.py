@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ def _chart(result: Mapping[str, Any], figure: str) -> Chart:
     id_, title, axis = _AXES[figure]
     traces, rows = [], []
     for name, dash in (("tuned", "solid"), ("held back", "dash")):
-        points = [(own["value"], own if name == "tuned" else own["held_back"]) for own in result["points"]]
-        known = [(value, own) for value, own in points if None not in (own[figure], own["hit_ratio"])]
-        trace = line(
-            0, name, [own[figure] for _, own in known], [100 * own["hit_ratio"] for _, own in known], dash=dash
-        )
-        trace |= {"mode": "lines+markers+text", "text": [value for value, _ in known], "textposition": "top center"}
-        traces.append(trace)
-        rows += [[name, value, percent(own["hit_ratio"]), number(own[figure])] for value, own in points]
+        for kind, mode in (("points", "lines+markers+text"), ("beside", "markers+text")):
+            points = [
+                (own.get("value", own.get("policy")), own if name == "tuned" else own["held_back"])
+                for own in result[kind]
+            ]
+            rows += [[name, label, percent(own["hit_ratio"]), number(own[figure])] for label, own in points]
+            known = [(label, own) for label, own in points if None not in (own[figure], own["hit_ratio"])]
+            if known:
+                traces.append(_trace(figure, name if kind == "points" else f"{name}, beside", known, mode, dash))
     return Chart(
         id=id_,
         title=title,
@@ -42,6 +43,11 @@ def _chart(result: Mapping[str, Any], figure: str) -> Chart:
         header=["traffic", result["option"], "hit tokens", axis],
         rows=rows,
     )
+
+
+def _trace(figure: str, name: str, known: Sequence[tuple[str, Any]], mode: str, dash: str) -> dict[str, Any]:
+    trace = line(0, name, [own[figure] for _, own in known], [100 * own["hit_ratio"] for _, own in known], dash=dash)
+    return trace | {"mode": mode, "text": [label for label, _ in known], "textposition": "top center"}
 
 
 def write_tune_report(path: Path, scenario: str, result: Mapping[str, Any], config: Mapping[str, Any]) -> None:

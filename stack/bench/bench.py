@@ -44,13 +44,13 @@ from prefixwatch.stack.bench.options import (
     check_outputs,
     endpoint_of,
     model_dir_of,
+    specs_of,
     tune_of,
 )
 from prefixwatch.stack.bench.progress import Progress
 from prefixwatch.stack.bench.results import BenchRuns, versions, write_results
 from prefixwatch.stack.bench.scenario_choice import (
     check_fleet_options,
-    chosen_policies,
     chosen_scenario,
     scenario_notes,
 )
@@ -118,11 +118,9 @@ class _Bench:
         self.levels = options.levels
         self.objectives = load_objectives(self.scenario.slo)
         self.tune = tune_of(options)
-        self.specs = {} if options.target else chosen_policies(options.policy)
-        if self.tune is not None:
-            self.specs = {spec: spec for spec in self.tune.specs.values()}
+        self.specs = specs_of(options, self.tune)
         self.repeats = options.repeats + (self.tune is not None)  # the last one takes no part in the choice
-        self.policies = list(self.specs) or [TARGET_LABEL]
+        self.policies = [TARGET_LABEL] if options.target else list(self.specs)
         self.model_dir = model_dir_of(options)
         self.endpoint = endpoint_of(options)
         if self.endpoint is None:
@@ -189,7 +187,7 @@ class _Bench:
             records, *_ = await self._make_run(engines, Run(0, CALIBRATION, 0), file, secrets.token_hex(6))
         self.constants = fit_constants(records)
         self.specs = calibrated(specs, self.constants)
-        note = constants_note(self.constants)
+        note = constants_note(self.constants, of_target=self.endpoint is not None)
         self.console.print(f"Note: {note}", soft_wrap=True, highlight=False)
         return note
 

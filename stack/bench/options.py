@@ -12,12 +12,18 @@ from prefixwatch.engines.tiny_model import default_model_dir
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.loadgen.scenario.model import Scenario
 from prefixwatch.stack.bench.levels import LevelOptions
-from prefixwatch.stack.bench.scenario_choice import POLICY_HELP, TraceOptions, trace_options
+from prefixwatch.stack.bench.scenario_choice import (
+    DEFAULT_POLICIES,
+    POLICY_HELP,
+    TraceOptions,
+    chosen_policies,
+    trace_options,
+)
 from prefixwatch.stack.cli.command import JsonFlag, load_option, output_option, target_option
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.local.access import check_address
 from prefixwatch.stack.local.targets import Endpoint
-from prefixwatch.stack.simulation.constants import CALIBRATE_HELP
+from prefixwatch.stack.simulation.constants import CALIBRATE_HELP, policies_with_constants
 from prefixwatch.stack.simulation.tune import TUNE_HELP, Tune, parse_tune
 
 
@@ -33,7 +39,7 @@ class BenchOptions(LevelOptions):
         int | None,
         target_option(min=1, help="Engines to start; default: the scenario's. With --target, how many it has."),
     ] = None
-    policy: Annotated[str, target_option(help=POLICY_HELP)] = "round_robin,cache_aware"
+    policy: Annotated[str | None, target_option(help=f"{POLICY_HELP} Default: {DEFAULT_POLICIES}.")] = None
     target: Annotated[str | None, target_option(help="Send to this running endpoint; start nothing.")] = None
     exporter: Annotated[
         str | None,
@@ -93,7 +99,13 @@ class BenchOptions(LevelOptions):
         str | None, load_option(help="Earlier answers in a replay's later turns: `recorded` or `generated`.")
     ] = None
     tune: Annotated[str, load_option(help=f"{TUNE_HELP} One more repeat is made for that.", show_default=False)] = ""
-    calibrate: Annotated[bool, load_option("--calibrate", help=CALIBRATE_HELP)] = False
+    calibrate: Annotated[
+        bool,
+        load_option(
+            "--calibrate",
+            help=f"{CALIBRATE_HELP} With --target they go into config.yaml, for the policy of its router.",
+        ),
+    ] = False
     processes: Annotated[
         int,
         load_option(min=1, max=256, help="Processes that send together: rows are merged, as if one had sent."),
@@ -138,7 +150,26 @@ def tune_of(options: BenchOptions) -> Tune | None:
         return None
     if options.target or options.levels is not None:
         raise UsageError("--tune goes neither with --target, which has its own router, nor with a sweep or search")
-    return parse_tune(options.tune)
+    return parse_tune(options.tune, options.policy)
+
+
+def specs_of(options: BenchOptions, tune: Tune | None) -> dict[str, str]:
+    """The policies to run, by label, as `make_policy` reads them; of a target those that get its constants. Raises
+    UsageError."""
+    if tune is not None:
+        return tune.policies
+    if options.target is None:
+        return chosen_policies(DEFAULT_POLICIES if options.policy is None else options.policy)
+    if options.engine != "simulated":
+        raise UsageError("--engine: a target has engines of its own: leave out --engine, or --target")
+    if options.policy is None:
+        return policies_with_constants() if options.calibrate else {}
+    if not options.calibrate:
+        raise UsageError(
+            "--policy: a target routes by a policy of its own: leave it out, or add --calibrate for the policy's "
+            "constants"
+        )
+    return chosen_policies(options.policy)
 
 
 def check_outputs(options: BenchOptions) -> None:
@@ -150,12 +181,9 @@ def check_outputs(options: BenchOptions) -> None:
 
 
 def check_calibrate(options: BenchOptions, scenario: Scenario) -> None:
-    """Raise UsageError where no policy of ours could use the constants, or later runs aren't like the measured one."""
-    if options.calibrate and (options.target or options.tune or options.levels is not None or scenario.events):
-        raise UsageError(
-            "--calibrate goes neither with --target, which has its own router, nor with --tune, a sweep, a search or "
-            "events: leave one out"
-        )
+    """Raise UsageError where later runs aren't like the measured one."""
+    if options.calibrate and (options.tune or options.levels is not None or scenario.events):
+        raise UsageError("--calibrate goes with neither --tune, a sweep, a search nor events: leave one out")
 
 
 def endpoint_of(options: BenchOptions) -> Endpoint | None:

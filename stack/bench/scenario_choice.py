@@ -126,6 +126,7 @@ def _replaying(scenario: Scenario, trace: TraceOptions) -> Scenario:
     return scenario.model_copy(update={"replay": replay})
 
 
+DEFAULT_POLICIES = "round_robin,cache_aware"
 POLICY_HELP = (
     "Routing policies, comma-separated, with options if wanted: 'score,loadaware{beta=0.5}'; or a YAML file of named "
     "variants. `prefixwatch policies` lists them."

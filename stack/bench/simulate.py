@@ -48,7 +48,7 @@ def run_simulate(options: SimulateOptions, console: Console) -> tuple[dict[str, 
     if options.out is not None:
         make_out_folder(options.out)
     if options.tune:
-        return run_tune(options, parse_tune(options.tune), console)
+        return run_tune(options, parse_tune(options.tune, options.policy), console)
     notes: list[str] = []
     if options.calibrate:
         constants = _constants(options)

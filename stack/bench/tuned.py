@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from prefixwatch.stack.bench.results import BenchRuns, versions
-from prefixwatch.stack.simulation.tune import Point, Tune, mean_point, point, tune_table, tuned
+from prefixwatch.stack.simulation.tune import Point, Tune, point, tune_table, tuned_policies
 from prefixwatch.stack.simulation.tune_run import write_tune
 
 _NOT_SURE = 3
@@ -23,10 +23,9 @@ def write_tuned(
     are valid, else 3.
     """
     summary, _ = graded
-    last, of_value = max(record.repeat for record in runs.records), tune.specs.items()
-    found = {value: mean_point([_point(runs, spec, repeat) for repeat in range(last)]) for value, spec in of_value}
-    held_back = {value: _point(runs, spec, last) for value, spec in of_value}
-    result = tuned(tune, found, held_back) | {
+    last = max(record.repeat for record in runs.records)
+    found = {label: [_point(runs, label, repeat) for repeat in range(last + 1)] for label in tune.policies}
+    result = tuned_policies(tune, found) | {
         "input": runs.scenario.name,
         "held_back": f"repeat {last + 1}",
         "validity": summary["validity"],

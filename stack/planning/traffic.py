@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from prefixwatch.documents.errors import InputError
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.loadgen.scenario.model import load_scenario, shipped_scenarios
 from prefixwatch.simulator.traffic.scenario_traffic import ScenarioTraffic
@@ -41,7 +42,7 @@ def planned_traffic(source: str, recording: RecordingOptions, speed: float, mode
     """`source` is a scenario, a recording's file, or an exporter's URL. Raises UsageError, DocumentError."""
     if not 0 < speed < inf:
         raise UsageError(f"--speed must be a number above 0, got {speed}")
-    if source.startswith(("http://", "https://")):
+    if _is_exporter(source):
         check_address("plan", source, logins=True)
         trace, notes = _live(source, recording)
         found = _at_speed(source, trace, speed, [*notes, *trace.notes])
@@ -53,9 +54,19 @@ def planned_traffic(source: str, recording: RecordingOptions, speed: float, mode
     else:
         trace = simulated(recording.read(Path(source)), model_dir)
         found = _at_speed(Path(source).name, trace, speed, trace.notes)
-    if len(found.requests) < 2 or found.seconds <= 0:
-        raise UsageError(f"{source}: a plan needs requests at different times; all arrive at once")
+    if len({request.arrival_s for request in found.requests}) < 2:
+        count = len(found.requests)
+        what = "only one request" if count == 1 else f"{count:,} requests that all arrive at once"
+        raise UsageError(f"{source}: has {what}, and a plan needs some at different times: {_more(source)}")
     return found
+
+
+def _is_exporter(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _more(source: str) -> str:
+    return "send more traffic, and plan again" if _is_exporter(source) else "give a longer recording, or --rate"
 
 
 def _at_speed(name: str, trace: Trace, speed: float, notes: Sequence[str]) -> PlannedTraffic:
@@ -70,7 +81,10 @@ def _live(exporter: str, recording: RecordingOptions) -> tuple[Trace, list[str]]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.jsonl"
         held = run_export(ExportOptions(exporter=exporter, out=file), Console(quiet=True))
-        trace = simulated(recording.read(file))
+        try:
+            trace = simulated(recording.read(file))
+        except InputError as error:  # nobody has this file
+            raise UsageError(str(error).replace(str(file), exporter)) from error
     lacking = {
         "without_blocks": "have no block marks and count as sharing nothing",
         "without_length": "were left out: the length of their prompts is unknown",

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
-from prefixwatch.router.policies import policy_class
+from prefixwatch.router.policies import POLICIES, policy_class
 from prefixwatch.router.policies.flexlb.prefill_predictor import CalibratedPredictor, Prefill
 from prefixwatch.router.policies.spec import parse_spec
 from prefixwatch.stack.errors import UsageError
@@ -119,8 +119,8 @@ def calibrated(specs: Mapping[str, str], constants: Constants) -> dict[str, str]
 
 def _calibrated(label: str, text: str, constants: Constants) -> str:
     spec = parse_spec(text)
-    known = {field.name for field in fields(policy_class(spec.name).Options)}
-    found = {name: value for name, value in constants.options().items() if name in known - set(spec.options)}
+    known = _options_of(spec.name) - set(spec.options)
+    found = {name: value for name, value in constants.options().items() if name in known}
     if not found:
         return text
     options = ",".join(f"{name}={json.dumps(value)}" for name, value in {**spec.options, **found}.items())
@@ -128,10 +128,20 @@ def _calibrated(label: str, text: str, constants: Constants) -> str:
     return f"{word}:{spec.name}{{{options}}}"
 
 
-def constants_note(constants: Constants) -> str:
+def policies_with_constants() -> dict[str, str]:
+    """All policies that have an option for one of the constants."""
+    return {name: name for name in POLICIES if _options_of(name) & {"calibration", "prefill_tokens_per_second"}}
+
+
+def _options_of(policy: str) -> set[str]:
+    return {field.name for field in fields(policy_class(policy).Options)}
+
+
+def constants_note(constants: Constants, *, of_target: bool = False) -> str:
     """What results say of it."""
+    what = "constants for the target's router were fitted to" if of_target else "policies were calibrated by"
     return (
-        f"policies were calibrated by {constants.requests} requests of the first {SECONDS:.0f} s, one after another: "
+        f"{what} {constants.requests} requests of the first {SECONDS:.0f} s, one after another: "
         f"{constants.prefill_tokens_per_second:,.0f} prompt tokens/s, {constants.base_ms:.3g} ms before them, median "
         f"error {constants.error:.1%}; the constants are in config.yaml"
     )

@@ -16,7 +16,7 @@ from prefixwatch.router.policies import policy_class
 from prefixwatch.simulator.router import SNAPSHOTS, snapshot_seconds
 from prefixwatch.stack.bench.levels import LevelOptions
 from prefixwatch.stack.bench.recording_options import is_scenario, refuse_for_scenario
-from prefixwatch.stack.bench.scenario_choice import POLICY_HELP, chosen_policies
+from prefixwatch.stack.bench.scenario_choice import DEFAULT_POLICIES, POLICY_HELP, chosen_policies
 from prefixwatch.stack.cli.command import JsonFlag, load_option, output_option, target_option
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.simulation.caches import CACHE_HELP, chosen_caches
@@ -43,7 +43,7 @@ class SimulateOptions(LevelOptions):
         int | None,
         target_option(min=1, help="KV blocks per engine; default: the scenario's, unbounded for a recording."),
     ] = None
-    policy: Annotated[str, target_option(help=POLICY_HELP)] = "round_robin,cache_aware"
+    policy: Annotated[str | None, target_option(help=f"{POLICY_HELP} Default: {DEFAULT_POLICIES}.")] = None
     view: Annotated[
         str,
         target_option(
@@ -138,7 +138,7 @@ class SimulateOptions(LevelOptions):
     @property
     def specs(self) -> dict[str, str]:
         """The chosen policies by their labels, as `make_policy` reads them."""
-        return chosen_policies(self.policy)
+        return chosen_policies(DEFAULT_POLICIES if self.policy is None else self.policy)
 
     @property
     def input(self) -> str:
@@ -171,7 +171,7 @@ def check(options: SimulateOptions) -> None:
             snapshot_seconds(options.view)
         except ValueError as error:
             raise UsageError(f"--view {error}; others: {', '.join(_VIEWS)}") from error
-    chosen_policies(options.policy)
+    _ = options.specs
     if not options.is_recording:
         refuse_for_scenario(options.input, options, *(["--speed"] if options.speed != 1.0 else []))
     if options.levels is not None and options.arrivals == "serial":

@@ -6,9 +6,10 @@ took no part in the choice.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
 from statistics import fmean
 from typing import Any
@@ -19,13 +20,15 @@ from rich.table import Table
 
 from prefixwatch.loadgen.grading.wording import UNKNOWN, number, percent
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.router.policies.spec import parse_spec
 from prefixwatch.simulator.balance import max_over_mean_in_flight
 from prefixwatch.stack.bench.scenario_choice import chosen_policies
 from prefixwatch.stack.errors import UsageError
 
 TUNE_HELP = (
     "Try values of one option of one policy, such as loadaware.beta=0,0.5,1 or loadaware.beta=0:2 (nine values): hits "
-    "against balance and TTFT, and a check of the best on held-back traffic. Instead of --policy."
+    "against balance and TTFT, and a check of the best on held-back traffic. With --policy: its options of that policy "
+    "stay, and its other policies run beside the values."
 )
 HELD_RATIO = 1.05
 """The choice holds where its held-back TTFT p95 is at most this many times that of the best value there."""
@@ -36,11 +39,17 @@ _TUNE = re.compile(r"(?P<policy>[\w-]+)\.(?P<option>\w+)=(?P<values>.+)")
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """What is tuned, and the policies to run by value, as `make_policy` reads them."""
+    """What is tuned, the specs to run by value, and the policies beside them by label, as `make_policy` reads them."""
 
     policy: str
     option: str
     specs: Mapping[str, str]
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """All that run, by label."""
+        return {**{spec: spec for spec in self.specs.values()}, **self.beside}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +64,9 @@ class Point:
     not_completed_ratio: float
 
 
-def parse_tune(text: str) -> Tune:
-    """Read the option. Raises UsageError for text that isn't one, an unknown policy, option or value."""
+def parse_tune(text: str, policies: str | None = None) -> Tune:
+    """Read the option; `policies` is what `--policy` says, if anything. Raises UsageError for text that isn't one, an
+    unknown policy, option or value."""
     found = _TUNE.fullmatch(text.strip())
     if found is None:
         raise UsageError(
@@ -66,9 +76,22 @@ def parse_tune(text: str) -> Tune:
     values = _values(found["values"])
     if len(values) < 2:
         raise UsageError(f"--tune {text}: give at least two values to compare")
-    specs = {value: f"{policy}{{{option}={value}}}" for value in values}
+    given = {} if policies is None else chosen_policies(policies)
+    own = [spec for label, spec in given.items() if parse_spec(spec).name == policy]
+    fixed = _fixed_options(policy, option, own)
+    specs = {value: f"{policy}{{{','.join([*fixed, f'{option}={value}'])}}}" for value in values}
     chosen_policies(",".join(specs.values()), option="--tune")
-    return Tune(policy, option, specs)
+    return Tune(policy, option, specs, {label: spec for label, spec in given.items() if spec not in own})
+
+
+def _fixed_options(policy: str, option: str, given: Sequence[str]) -> list[str]:
+    """The options of the tuned policy that `--policy` gives, as they are written in a spec. Raises UsageError."""
+    if len(given) > 1:
+        raise UsageError(f"--policy names {policy} several times, and --tune varies one of them: leave one")
+    options = parse_spec(given[0]).options if given else {}
+    if option in options:
+        raise UsageError(f"--policy gives {policy} the option {option}, which --tune varies: leave it out")
+    return [f"{key}={json.dumps(value)}" for key, value in options.items()]
 
 
 def _values(text: str) -> list[str]:
@@ -118,8 +141,16 @@ def mean_point(points: Sequence[Point]) -> Point:
     )
 
 
-def tuned(tune: Tune, found: Mapping[str, Point], held_back: Mapping[str, Point]) -> dict[str, Any]:
-    """The result, JSON-ready: the points by value, which are on the Pareto front, the choice and whether it holds."""
+def tuned(
+    tune: Tune,
+    found: Mapping[str, Point],
+    held_back: Mapping[str, Point],
+    beside: Mapping[str, tuple[Point, Point]] | None = None,
+) -> dict[str, Any]:
+    """The result, JSON-ready: the points by value, which are on the Pareto front, the choice and whether it holds.
+
+    `beside` has the policies that ran beside the values, tuned and held-back traffic: they take no part in the choice.
+    """
     front = {value for value, own in found.items() if not any(_dominates(other, own) for other in found.values())}
     best = min(found, key=lambda value: _or_inf(found[value].ttft_p95_ms))
     best_there = min(_or_inf(own.ttft_p95_ms) for own in held_back.values())
@@ -132,10 +163,25 @@ def tuned(tune: Tune, found: Mapping[str, Point], held_back: Mapping[str, Point]
             {"value": value, **asdict(own), "pareto": value in front, "held_back": asdict(held_back[value])}
             for value, own in found.items()
         ],
+        "beside": [
+            {"policy": label, **asdict(own), "held_back": asdict(held)} for label, (own, held) in (beside or {}).items()
+        ],
         "chosen": best,
         "holds": holds,
         "statement": _statement(tune, best, held_back, holds=holds),
     }
+
+
+def tuned_policies(tune: Tune, runs: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
+    """The same from the points of each of `tune.policies`, by label: one per run, the last of held-back traffic."""
+    means = {label: mean_point(points[:-1]) for label, points in runs.items()}
+    held_back = {label: points[-1] for label, points in runs.items()}
+    return tuned(
+        tune,
+        {value: means[spec] for value, spec in tune.specs.items()},
+        {value: held_back[spec] for value, spec in tune.specs.items()},
+        {label: (means[label], held_back[label]) for label in tune.beside},
+    )
 
 
 def _statement(tune: Tune, best: str, held_back: Mapping[str, Point], *, holds: bool) -> str:
@@ -169,14 +215,14 @@ def tune_table(result: Mapping[str, Any]) -> Table:
     table = Table(title=f"{result['policy']}: {result['option']}", box=box.SIMPLE_HEAD, show_edge=False)
     for name in (result["option"], "hits", "max/mean", "TTFT p95 ms", "front", "held back: hits", "TTFT p95 ms"):
         table.add_column(str(name), justify="right")
-    for own in result["points"]:
+    for own in (*result["points"], *result["beside"]):
         held = own["held_back"]
         table.add_row(
-            own["value"],
+            own.get("value", own.get("policy")),
             percent(own["hit_ratio"]),
             number(own["in_flight_max_over_mean"]),
             number(own["ttft_p95_ms"]),
-            "✓" if own["pareto"] else "",
+            "✓" if own.get("pareto") else "",
             percent(held["hit_ratio"]) if held else UNKNOWN,
             number(held["ttft_p95_ms"]),
         )

@@ -19,7 +19,7 @@ from prefixwatch.stack.bench.results import versions
 from prefixwatch.stack.simulation.options import SimulateOptions
 from prefixwatch.stack.simulation.pool import run_all
 from prefixwatch.stack.simulation.runs import SimulatedFleet, Watching, recorded_requests
-from prefixwatch.stack.simulation.tune import Point, Tune, mean_point, point, tune_table, tuned
+from prefixwatch.stack.simulation.tune import Point, Tune, point, tune_table, tuned_policies
 
 _Task = tuple[SimulateOptions, str, int]
 """The options, a policy, and which traffic: the number of the seed, or of the half of a recording."""
@@ -31,12 +31,11 @@ def run_tune(
     """Tune, print, and write tune.json and report.html to `options.out`; the exit code is 0 where the choice holds on
     the held-back traffic, else 3. Raises InputError."""
     parts = 2 if options.is_recording else options.repeats + 1
-    with console.status(f"{len(tune.specs)} values × {parts} runs …"):
-        tasks = [(options, spec, part) for spec in tune.specs.values() for part in range(parts)]
+    with console.status(f"{len(tune.policies)} policies × {parts} runs …"):
+        tasks = [(options, spec, part) for spec in tune.policies.values() for part in range(parts)]
         points = run_all(_run, tasks, processes=processes or os.cpu_count() or 1, ray_address=options.ray)
-    runs = {value: points[k * parts : (k + 1) * parts] for k, value in enumerate(tune.specs)}
-    held_back = {value: own[-1] for value, own in runs.items()}
-    result = tuned(tune, {value: mean_point(own[:-1]) for value, own in runs.items()}, held_back)
+    runs = {label: points[k * parts : (k + 1) * parts] for k, label in enumerate(tune.policies)}
+    result = tuned_policies(tune, runs)
     result |= {
         "input": options.input,
         "held_back": "the second half of the recording"
@@ -46,7 +45,8 @@ def run_tune(
     console.print(tune_table(result))
     console.print(f"{result['statement']} ({result['held_back']})", soft_wrap=True, highlight=False)
     if options.out is not None:
-        write_tune(options.out, Path(options.input).stem, result, {"tune": options.tune, "versions": versions()})
+        given = {"tune": options.tune, "policy": options.policy, "versions": versions()}
+        write_tune(options.out, Path(options.input).stem, result, given)
         console.print(f"Report: {options.out / 'report.html'}", soft_wrap=True, highlight=False)
     return result, 0 if result["holds"] else 3
 

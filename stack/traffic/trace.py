@@ -64,10 +64,7 @@ def run_export(
         raise UsageError(f"--out {options.out}: can't be written ({error.strerror or error})") from error
     if not rows:
         options.out.unlink()
-        raise UsageError(
-            f"{options.exporter} has no request with a prompt length yet: let it read a router's records or spans, "
-            "and send traffic"
-        )
+        raise UsageError(f"{options.exporter} {_what_is_missing(without_length)}")
     console.print(f"Wrote {rows:,} requests to {options.out}.", highlight=False, soft_wrap=True)
     for count, text in (
         (unknown, "have no block marks (a router without a tokenizer, or spans): they count as sharing nothing"),
@@ -83,6 +80,19 @@ def run_export(
         "without_length": without_length,
         "lost": lost,
     }
+
+
+def _what_is_missing(without_length: int) -> str:
+    """Why an exporter has no row to give, and what to do; `without_length` requests can't be one."""
+    if without_length:
+        return (
+            f"has {without_length:,} requests, and the length of no prompt is known: give the router a tokenizer "
+            "(tokenizer.model_dir), or engines that report usage, and send traffic"
+        )
+    return (
+        "has seen no request yet: send traffic through a prefixwatch router among its exporter.targets, or send it "
+        "spans (exporter.otlp), and try again"
+    )
 
 
 def _pages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from prefixwatch.engines import fleet
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.engines.model.step_time import StepTime
-from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
+from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord, read_requests
 from prefixwatch.router.policies import make_policy
+from prefixwatch.stack.bench.options import BenchOptions, specs_of
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.simulation.constants import MOST_ROWS, calibrated, fit_constants
 from tests.stack.command_line import prefixwatch
@@ -111,7 +115,46 @@ def test_a_bench_gives_its_router_the_measured_rate(tmp_path: Path) -> None:
     assert summary["notes"][0].startswith("policies were calibrated by ")
 
 
-def test_a_target_and_events_go_without(tmp_path: Path) -> None:
-    for arguments in (("smoke", "--target", "http://127.0.0.1:9"), ("fleet-events",)):
-        result = prefixwatch("bench", *arguments, "--calibrate", "--out", str(tmp_path))
-        assert (result.code, "--calibrate goes neither with --target" in result.err) == (2, True)
+def test_a_target_is_measured_for_the_policy_of_its_router(tmp_path: Path) -> None:
+    """The constants of its own answers are in config.yaml, as the router takes them; what is graded is the target."""
+    scenario, out = tmp_path / "short.yaml", tmp_path / "out"
+    scenario.write_text(SCENARIO)
+    [engine] = asyncio.run(fleet.start_simulated(1, default_model_dir(), tmp_path, profile="assumed-gpu"))
+    try:
+        arguments = ("--target", engine.url, "--model-dir", str(default_model_dir()), "--calibrate", "--repeats", "1")
+        result = prefixwatch("bench", str(scenario), *arguments, "--out", str(out), "--json")
+    finally:
+        engine.process.stop()
+    assert result.code in (0, 3), result.err
+    summary, config = json.loads(result.out), yaml.safe_load((out / "config.yaml").read_text())
+    assert list(summary["policies"]) == ["target"]
+    assert summary["notes"][0].startswith("constants for the target's router were fitted to ")
+    assert summary["notes"] == config["notes"]
+    [log] = out.glob("logs/*calibration*/requests.parquet")
+    fitted = fit_constants(read_requests(log))
+    assert {k: v for k, v in config["calibrated"].items() if k != "policies"} == fitted.document()
+    made = {name: make_policy(text).options for name, text in config["calibrated"]["policies"].items()}
+    assert made["score"].prefill_tokens_per_second == config["calibrated"]["prefill_tokens_per_second"]
+    assert len(made["flexlb_formula"].calibration) == len(fitted.rows)
+    assert "round_robin" not in made
+
+
+def test_a_targets_constants_are_for_the_policies_that_are_named(tmp_path: Path) -> None:
+    target = {"target": "http://127.0.0.1:9", "policy": "score{queue_patience=2}"}
+    asked = BenchOptions(**target, calibrate=True)
+    assert specs_of(asked, None) == {"score{queue_patience=2}": "score{queue_patience=2}"}
+    for options, message in (
+        (BenchOptions(**target), "--policy: a target routes by a policy of its own: leave it out, or add --calibrate"),
+        (BenchOptions(target="http://127.0.0.1:9", engine="vllm"), "--engine: a target has engines of its own"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            specs_of(options, None)
+
+
+@pytest.mark.parametrize("arguments", [("fleet-events",), ("smoke", "--tune", "loadaware.beta=0,1")])
+def test_where_later_runs_are_not_like_the_first_minute_it_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    result = prefixwatch("bench", *arguments, "--calibrate", "--out", str(tmp_path))
+    assert result.code == 2
+    assert "--calibrate goes with neither --tune, a sweep, a search nor events: leave one out" in result.err

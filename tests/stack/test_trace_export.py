@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from prefixwatch.documents.errors import InputError
 from prefixwatch.exporters.live.live_trace import LiveTrace, trace_row
 from prefixwatch.kvcache.blocks import block_hashes
 from prefixwatch.kvcache.request_record import RequestRecord, mark_depths
@@ -108,6 +110,30 @@ def test_a_plan_of_live_requests_says_what_it_does_not_know(served: tuple[LiveTr
     assert live["plans"][0]["hit_ratio"] == 0.0
 
 
+def test_what_a_plan_of_live_requests_lacks_is_named_with_what_to_do(served: tuple[LiveTrace, str]) -> None:
+    """One request was called several that arrive at once, and a window without any named a file that is gone."""
+    trace, url = served
+
+    def refused(**options: Any) -> str:
+        with pytest.raises(InputError) as told:
+            run_plan(PlanOptions(source=url, policy="round_robin", **options), quiet())
+        return str(told.value)
+
+    assert refused() == (
+        f"{url} has seen no request yet: send traffic through a prefixwatch router among its exporter.targets, or send "
+        "it spans (exporter.otlp), and try again"
+    )
+    trace.add(record([], prompt_tokens=None))
+    assert refused().startswith(f"{url} has 1 requests, and the length of no prompt is known: give the router a token")
+    trace.add(record(list(range(64))))
+    assert refused() == (
+        f"{url}: has only one request, and a plan needs some at different times: send more traffic, and plan again"
+    )
+    trace.add(record(list(range(64))))
+    assert f"{url}: has 2 requests that all arrive at once" in refused()
+    assert refused(from_seconds=100.0).startswith(f"{url}: no request between 100 and inf s")
+
+
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 60))
 def test_prompts_share_at_most_a_quarter_less_than_they_did_and_never_more(common: int, a: int, b: int) -> None:
     opening = list(range(16 * common))
@@ -154,7 +180,7 @@ def test_a_longer_export_gets_what_comes_meanwhile_and_says_what_was_lost(
 
 def test_nothing_to_export_and_nobody_there_are_errors(served: tuple[LiveTrace, str], tmp_path: Path) -> None:
     _, url = served
-    with pytest.raises(UsageError, match="has no request with a prompt length yet"):
+    with pytest.raises(UsageError, match="has seen no request yet: send traffic through a prefixwatch router"):
         run_export(ExportOptions(exporter=url, out=tmp_path / "t.jsonl"), quiet())
     assert not (tmp_path / "t.jsonl").exists()
     with pytest.raises(UsageError, match="give the URL of a running prefixwatch exporter"):

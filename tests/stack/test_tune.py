@@ -57,6 +57,27 @@ def test_what_can_not_be_tuned_is_refused(text: str, message: str) -> None:
         parse_tune(text)
 
 
+def test_policies_beside_it_run_too_and_the_tuned_one_keeps_its_other_options() -> None:
+    tune = parse_tune("loadaware.beta=0,1", "round_robin,loadaware{statistics_window_seconds=5}")
+    assert tune.specs == {value: f"loadaware{{statistics_window_seconds=5,beta={value}}}" for value in ("0", "1")}
+    assert tune.beside == {"round_robin": "round_robin"}
+    assert list(tune.policies) == [*tune.specs.values(), "round_robin"]
+    assert parse_tune("loadaware.beta=0,1", "loadaware").beside == {}
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ("loadaware{beta=2}", "--policy gives loadaware the option beta, which --tune varies: leave it out"),
+        ("loadaware,loadaware{beta=2}", "--policy names loadaware several times, and --tune varies one of them"),
+        ("best", "--policy: unknown policy 'best'"),
+    ],
+)
+def test_what_policy_says_against_the_tuning_is_refused(policies: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_tune("loadaware.beta=0,1", policies)
+
+
 def test_a_value_that_another_one_beats_in_everything_is_not_on_the_front() -> None:
     found = tuned(TUNE, POINTS, POINTS)
     assert {own["value"]: own["pareto"] for own in found["points"]} == {"0": True, "0.5": True, "1": False}
@@ -120,6 +141,20 @@ def test_all_cores_give_what_one_gives() -> None:
     assert found["held_back"] == "seed 2"
 
 
+def test_a_simulation_shows_the_policies_beside_the_values(tmp_path: Path) -> None:
+    """They were left out without a word."""
+    beside = SimulateOptions(source="smoke", workers=2, repeats=1, tune="loadaware.beta=0,2", policy="round_robin")
+    console = Console(file=io.StringIO(), width=120)
+    found, _ = run_simulate(replace(beside, out=tmp_path), console)
+    alone, _ = run_simulate(replace(beside, policy=None), Console(quiet=True))
+    [other] = found.pop("beside")
+    assert other["policy"] == "round_robin"
+    assert None not in (other["ttft_p95_ms"], other["held_back"]["ttft_p95_ms"])
+    assert found == {name: value for name, value in alone.items() if name != "beside"}
+    assert "round_robin" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "round_robin" in (tmp_path / "report.html").read_text()
+
+
 def test_tuning_goes_with_one_load() -> None:
     options = SimulateOptions(source="smoke", tune="loadaware.beta=0,1", sweep_rate="5")
     with pytest.raises(UsageError, match="--tune goes neither with a sweep or search"):
@@ -131,12 +166,16 @@ def test_a_bench_tunes_on_engines_and_holds_a_repeat_back(tmp_path: Path) -> Non
     scenario.write_text(SHORT)
     out = tmp_path / "out"
     result = prefixwatch(
-        "bench", str(scenario), "--tune", "loadaware.beta=0,1", "--repeats", "1", "--out", str(out), "--json"
+        *("bench", str(scenario), "--tune", "loadaware.beta=0,1", "--policy", "round_robin"),
+        *("--repeats", "1", "--out", str(out), "--json"),
     )
     assert result.code in (0, 3), result.err
     found = json.loads(result.out)
     assert found == json.loads((out / "tune.json").read_text())
     assert [own["value"] for own in found["points"]] == ["0", "1"]
+    [beside] = found["beside"]
+    assert (beside["policy"], beside["held_back"]["ttft_p95_ms"] is None) == ("round_robin", False)
+    assert list(json.loads((out / "summary.json").read_text())["policies"])[-1] == "round_robin"
     assert found["held_back"] == "repeat 2"
     log = read_requests(out / "requests.parquet")
     for own in found["points"]:
