@@ -154,6 +154,7 @@ class _Traffic:
         client = HttpClient(Target.parse(self._config.target), self._scenario.timeouts)
         options = RequestOptions(
             model=self._config.model,
+            session_suffix=self._config.sent_session_suffix,
             headers=bearer(self._config.api_key_env),
             extra_body=self._scenario.extra_body,
         )

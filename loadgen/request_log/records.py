@@ -55,7 +55,7 @@ class RequestRecord:
     tenant: str
     """Whose cache namespace it is in; `-` without tenants."""
     session: str
-    """The conversation it belongs to."""
+    """The conversation it belongs to; a target gets it with the run's nonce (`run.json`) behind it."""
     turn: int
     """Position in its session, from 0."""
     group: str

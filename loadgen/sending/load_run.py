@@ -69,6 +69,7 @@ class LoadRun:
             repeat=config.repeat,
             tenant_header=config.tenant_header,
             session_header=config.session_header,
+            session_suffix=config.sent_session_suffix,
             headers=headers,
             extra_body=scenario.extra_body,
         )

@@ -45,6 +45,8 @@ class RequestOptions:
     repeat: int = 0
     tenant_header: str = "x-tenant-id"
     session_header: str = "x-session-id"
+    session_suffix: str = ""
+    """Sent behind the session's id; the log has the id as planned, so that runs can be compared."""
     headers: Mapping[str, str] = field(default_factory=dict)
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
@@ -239,7 +241,8 @@ class OpenLoop:
 
     def _head(self, request: PlannedRequest) -> bytes:
         options = self.options
-        identity = {options.session_header: request.session}
+        suffix = f"-{options.session_suffix}" if options.session_suffix else ""
+        identity = {options.session_header: f"{request.session}{suffix}"}
         if request.tenant != "-":
             identity[options.tenant_header] = request.tenant
         return self._client.head(CHAT_PATH, {**EXPLAIN, **options.headers, **identity, **request.headers})

@@ -44,6 +44,11 @@ class RunConfig(BaseModel):
     out: Path | None = Field(default=None, description="folder for requests.parquet and run.json")
     tenant_header: str = Field(default="x-tenant-id", description="header that carries the tenant's name")
     session_header: str = Field(default="x-session-id", description="header that carries the session's id")
+    session_suffix: str | None = Field(
+        default=None,
+        description="ends every session id that is sent, so that no fleet takes those of two runs for the same; "
+        "default: the nonce; empty: ids as planned",
+    )
     headers: dict[str, str] = Field(default={}, description="more headers for every request")
     api_key_env: str = Field(
         default="",
@@ -63,6 +68,10 @@ class RunConfig(BaseModel):
     drain_seconds: float | None = Field(
         default=None, ge=0, description="wait for answers after the last send; default: the scenario's total time-out"
     )
+
+    @property
+    def sent_session_suffix(self) -> str:
+        return self.nonce if self.session_suffix is None else self.session_suffix
 
     @property
     def in_one_process(self) -> bool:

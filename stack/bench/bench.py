@@ -249,6 +249,7 @@ class _Bench:
                 model=model,
                 seed=self.options.seed + run.repeat,
                 nonce=nonce,
+                session_suffix="" if engines else None,  # fresh routers know no other run, and place equal ids alike
                 policy=run.policy,
                 repeat=run.repeat,
                 out=folder,

@@ -43,6 +43,7 @@ class Endpoint:
     def __init__(self, authority: trustme.CA) -> None:
         self.tokenizer = Tokenizer(default_model_dir())
         self.keys: list[str] = []
+        self.sessions: list[str] = []
         self.chatted = asyncio.Event()
         """A chat has come that is never answered."""
         self.over = asyncio.Event()
@@ -72,6 +73,7 @@ class Endpoint:
         body = await request.json()
         assert body["model"] == "second"
         self.keys.append(request.headers.get("authorization", ""))
+        self.sessions.append(request.headers["x-session-id"])
         if len(self.keys) >= self.hold_from:
             self.chatted.set()
             await self.over.wait()
@@ -150,6 +152,19 @@ async def test_keys_are_sent_and_stand_in_no_file(endpoint: Endpoint, bench: Ben
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
     assert KEY.encode() not in said
     assert summary_of(tmp_path)["workers"] is None  # nobody told, and nothing may be made of a guess
+
+
+async def test_a_second_bench_has_sessions_of_its_own(endpoint: Endpoint, bench: Bench, tmp_path: Path) -> None:
+    """The fleet's exporter took them for those of the first, come back, and counted migrations that never were."""
+    for name in ("a", "b"):
+        process = await bench(repeats="1", out=str(tmp_path / name))
+        await process.communicate()
+    first, second = (set(endpoint.sessions[begin : begin + 6]) for begin in (0, 6))
+    assert (len(endpoint.sessions), len(first), len(second)) == (12, 6, 6)
+    assert not first & second
+    logged = [[row.session for row in read_requests(tmp_path / name / "requests.parquet")] for name in ("a", "b")]
+    assert logged[0] == logged[1]
+    assert all(any(sent.startswith(f"{planned}-") for sent in first) for planned in logged[0])
 
 
 async def test_ctrl_c_ends_the_run_and_keeps_what_was_measured(
