@@ -1,12 +1,13 @@
-"""What `prefixwatch up` adds where no configuration is given: zones, a price, probes, and what to try next."""
+"""What `prefixwatch up` adds where no configuration is given: zones, a price and probes; and what to try next."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
-from prefixwatch.engines.tiny_model import MODEL_NAME, default_model_dir
+from prefixwatch.engines.tiny_model import MODEL_NAME
 from prefixwatch.exporters.probes.config import ProbeConfig, ProbeTarget
 from prefixwatch.loadgen.scenario.fleet_section import Workers
 from prefixwatch.router.config import WorkerConfig
@@ -15,6 +16,7 @@ from prefixwatch.stack.local.traffic import Sender, Traffic
 
 GPU_USD_PER_HOUR = 2.5
 """Assumed, so that panels about money have something to show."""
+LOCUSTFILE = Path(__file__).parents[2] / "loadgen" / "locustfile.py"
 ZONES = ("zone-a", "zone-b")
 
 
@@ -75,12 +77,22 @@ async def demo_traffic(router: str, rate_per_second: float) -> AsyncIterator[Non
         await asyncio.wait([sending])
 
 
-def next_lines(router: str, exporter: str, prometheus: str | None) -> list[str]:
-    """Commands that work against the stack as they are printed; addresses without a slash at their end."""
-    lines = [
-        f"prefixwatch bench shared-prefix --target {router} --model-dir {default_model_dir()}",
-        f"prefixwatch status --exporter {exporter}",
-    ]
+def traffic_lines(router: str, model_dir: Path | None, model: str | None) -> list[str]:
+    """Commands that send traffic to the router; addresses without a slash at their end.
+
+    `model_dir` has the tokenizer, else the engines are asked for it; `model` is that of engines which the stack
+    started, None for others': a bench asks which one they have, Locust would have to be given it.
+    """
+    tokenizer = f" --model-dir {model_dir}" if model_dir is not None else ""
+    lines = [f"prefixwatch bench shared-prefix --target {router}{tokenizer}"]
+    if model is not None:
+        lines.append(f"locust -f {LOCUSTFILE} --host {router} --model {model}{tokenizer} --scenario shared-prefix")
+    return lines
+
+
+def next_lines(exporter: str, prometheus: str | None) -> list[str]:
+    """Commands that show what the stack measures; addresses without a slash at their end."""
+    lines = [f"prefixwatch status --exporter {exporter}"]
     if prometheus is not None:
         lines += [
             f"prefixwatch dashboards check --prometheus {prometheus} --scrape-interval 5",

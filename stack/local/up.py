@@ -22,7 +22,14 @@ from prefixwatch.router.config import WorkerConfig
 from prefixwatch.stack.cli.command import command, new_app, output_option, plain_console, target_option
 from prefixwatch.stack.config import ENVIRONMENT_PREFIX, PrefixwatchConfig, load_config
 from prefixwatch.stack.errors import UsageError
-from prefixwatch.stack.local.demo import GPU_USD_PER_HOUR, demo_traffic, next_lines, with_places_and_price, with_probes
+from prefixwatch.stack.local.demo import (
+    GPU_USD_PER_HOUR,
+    demo_traffic,
+    next_lines,
+    traffic_lines,
+    with_places_and_price,
+    with_probes,
+)
 from prefixwatch.stack.local.fleet import as_workers, start_engines, start_router, write_with_secrets
 from prefixwatch.stack.local.monitoring import (
     SHIPPED_RULES,
@@ -101,8 +108,18 @@ async def _up(
         except ProcessFailed as error:
             console.print(f"Going on without it: {error}", style="yellow", highlight=False, soft_wrap=True)
         console.print(_table([*urls, *((worker.name, worker.url) for worker in workers)]))
+        sending = (
+            f"{traffic_per_second:g} chats a second are sent"
+            if traffic_per_second
+            else "It sends no traffic of its own"
+        )
+        traffic = traffic_lines(router_url, model_dir, engines[0].model if engines else None)
+        _print_lines(f"{sending}. To send some, in another terminal:", traffic, console)
         if demo:
-            _print_next(router_url, f"http://{config.exporter.listen}", dict(urls).get("Prometheus"), console)
+            prometheus = dict(urls).get("Prometheus")
+            lines = next_lines(f"http://{config.exporter.listen}", prometheus.rstrip("/") if prometheus else None)
+            price = f"{GPU_USD_PER_HOUR:.2f} USD (pricing.gpu_usd_per_hour)"
+            _print_lines(f"To see what is measured; a GPU hour is assumed to cost {price}:", lines, console)
         console.print("Ctrl-C stops everything.")
         async with demo_traffic(router_url, traffic_per_second):
             await _watch(parts, [*monitoring, *(engine.process for engine in engines)], stopped, console)
@@ -111,11 +128,9 @@ async def _up(
         await asyncio.to_thread(stop_all, everything)
 
 
-def _print_next(router: str, exporter: str, prometheus: str | None, console: Console) -> None:
-    price = f"{GPU_USD_PER_HOUR:.2f} USD (pricing.gpu_usd_per_hour)"
-    console.print(f"A GPU hour is assumed to cost {price}. Try in another terminal:", highlight=False, soft_wrap=True)
-    for line in next_lines(router, exporter, prometheus.rstrip("/") if prometheus else None):
-        console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+def _print_lines(heading: str, lines: Sequence[str], console: Console) -> None:
+    for line in (heading, *(f"  {line}" for line in lines)):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 async def _engines(config: PrefixwatchConfig, folder: Path) -> list[EngineHandle]:

@@ -24,7 +24,7 @@ from aiohttp.test_utils import TestServer
 from prefixwatch.engines.process import free_ports
 from prefixwatch.router.config import WorkerConfig
 from prefixwatch.stack.config import PrefixwatchConfig
-from prefixwatch.stack.local.demo import demo_traffic, next_lines, with_places_and_price, with_probes
+from prefixwatch.stack.local.demo import demo_traffic, next_lines, traffic_lines, with_places_and_price, with_probes
 from prefixwatch.stack.local.up import with_free_ports
 from tests.stack.command_line import prefixwatch_process
 
@@ -74,10 +74,19 @@ def test_the_demo_has_two_zones_a_price_and_probes_and_leaves_what_is_configured
 
 
 def test_printed_lines_name_the_stacks_own_addresses() -> None:
-    lines = next_lines("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3")
-    assert [line.split()[1] for line in lines] == ["bench", "status", "dashboards", "diagnose"]
-    assert "--target http://127.0.0.1:1 " in lines[0]
-    assert len(next_lines("http://127.0.0.1:1", "http://127.0.0.1:2", None)) == 2
+    lines = next_lines("http://127.0.0.1:2", "http://127.0.0.1:3")
+    assert [line.split()[1] for line in lines] == ["status", "dashboards", "diagnose"]
+    assert len(next_lines("http://127.0.0.1:2", None)) == 1
+
+
+def test_printed_lines_say_how_to_send_traffic() -> None:
+    """Engines of somebody else have a tokenizer and a model that only they know."""
+    bench, locust = traffic_lines("http://127.0.0.1:1", Path("/m"), "tiny")
+    assert bench == "prefixwatch bench shared-prefix --target http://127.0.0.1:1 --model-dir /m"
+    assert locust.startswith("locust -f ")
+    assert Path(locust.split()[2]).is_file()
+    assert "--host http://127.0.0.1:1 --model tiny --model-dir /m" in locust
+    assert traffic_lines("http://h:1", None, None) == ["prefixwatch bench shared-prefix --target http://h:1"]
 
 
 async def test_the_demos_tenants_chat_under_a_salt_each_until_it_ends() -> None:
@@ -123,6 +132,8 @@ def test_the_stack_comes_up_measures_and_leaves_nothing_behind(tmp_path: Path) -
     )  # fmt: skip
     try:
         urls = _printed_urls(process)
+        assert f"prefixwatch bench shared-prefix --target {urls['router'].removesuffix('/v1')} " in urls["printed"]
+        assert "It sends no traffic of its own" in urls["printed"]
         cached = [chat(urls["router"])["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
         assert cached[0] == 0
         assert cached[1] > 0
@@ -149,8 +160,9 @@ def test_the_stack_comes_up_measures_and_leaves_nothing_behind(tmp_path: Path) -
 
 def _printed_urls(process: subprocess.Popen[str]) -> dict[str, str]:
     assert process.stdout is not None
-    urls: dict[str, str] = {}
+    urls: dict[str, str] = {"printed": ""}
     for line in process.stdout:
+        urls["printed"] += line
         if line.startswith("Ctrl-C"):
             return urls
         if found := re.match(r"\s*(\S+)\s+(http\S+)", line):
