@@ -107,16 +107,26 @@ async def check(
     return list(await asyncio.gather(*(one(asked) for asked in everything_asked())))
 
 
+async def answers(
+    asked: Asked, prometheus: Prometheus, shown: Shown, start: float, end: float, *, instant: bool = True
+) -> int:
+    """How many series, or values of a label, the query has from `start` to `end`; where it asks for an `instant`: then.
+
+    Raises PrometheusError, QueryRefusedError.
+    """
+    expr = shown.expanded(asked.expr)
+    if asked.kind == "label values":
+        return len([value for value in await prometheus.label_values(expr, asked.label, start, end) if value])
+    if asked.kind == "instant" and instant:
+        found = await prometheus.instant(expr, end)
+    else:
+        found = await prometheus.range(expr, start, end, shown.step_seconds)
+    return sum(asked.explains or series.known for series in found)
+
+
 async def _outcome(asked: Asked, prometheus: Prometheus, shown: Shown, now: float, listed: str | None) -> Outcome:
-    expr, start = shown.expanded(asked.expr), now - shown.range_seconds
     try:
-        if asked.kind == "label values":
-            count = len([value for value in await prometheus.label_values(expr, asked.label, start, now) if value])
-        elif asked.kind == "instant":
-            count = sum(asked.explains or series.known for series in await prometheus.instant(expr, now))
-        else:
-            found = await prometheus.range(expr, start, now, shown.step_seconds)
-            count = sum(asked.explains or series.known for series in found)
+        count = await answers(asked, prometheus, shown, now - shown.range_seconds, now)
     except QueryRefusedError as error:
         return Outcome(asked, "refused", 0, str(error))
     if count:

@@ -18,6 +18,7 @@ from prefixwatch.alerts.settings import SOURCES
 from prefixwatch.dashboards.build import RUNBOOKS, rendered
 from prefixwatch.dashboards.queries.check import Outcome, check, counted
 from prefixwatch.dashboards.queries.inventory import Shown
+from prefixwatch.dashboards.queries.quiet import last_traffic, with_traffic
 from prefixwatch.documents import durations
 from prefixwatch.stack.cli.command import (
     JsonFlag,
@@ -45,21 +46,33 @@ def run_build(out: Path, console: Console, *, check_only: bool, runbooks: str = 
     return 0
 
 
+_NO_TRAFFIC = (
+    "no request ended in the last day, and panels about requests are empty without one: send traffic, and check again"
+)
+
+
 def run_check(prometheus: str, shown: Shown, job: str, measured: Set[str] | None = None) -> tuple[dict[str, Any], int]:
     """Every query's outcome; 1 if one has no data without a reason. Raises PrometheusError, DocumentError."""
 
     now = time.time()
 
-    async def asked() -> tuple[list[Outcome], set[str]]:
+    async def asked() -> tuple[list[Outcome], list[str]]:
         async with new_session() as session:
             server = Prometheus(prometheus, session)
-            return await check(server, shown, now, measured), await _scrape_intervals(server, job)
+            outcomes = await check(server, shown, now, measured)
+            notes = _notes(await _scrape_intervals(server, job), shown)
+            if all(one.status != "empty" for one in outcomes):
+                return outcomes, notes
+            last = await last_traffic(server, shown, now)
+            if last is None:
+                return outcomes, [*notes, _NO_TRAFFIC]
+            return outcomes if last == now else await with_traffic(server, shown, outcomes, last), notes
 
-    outcomes, intervals = asyncio.run(asked())
+    outcomes, notes = asyncio.run(asked())
     document = {
         "prometheus": prometheus,
         "counts": dict(counted(outcomes)),
-        "notes": _notes(intervals, shown),
+        "notes": notes,
         "queries": [
             {
                 "dashboard": one.asked.dashboard,

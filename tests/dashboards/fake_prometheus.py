@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 from aiohttp import web
@@ -21,24 +22,38 @@ def _matrix(value: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def answering(value: str | None, refused: str = "") -> AsyncIterator[tuple[str, list[str]]]:
-    """A Prometheus with this one answer for every query (None: empty), its address and what it was asked."""
+async def answering(
+    value: str | None, refused: str = "", *, until: float = inf, renamed: str = ""
+) -> AsyncIterator[tuple[str, list[str]]]:
+    """A Prometheus with this one answer for every query (None: empty), its address and what it was asked.
+
+    After `until` it has no samples but counters that stand still; of the series `renamed` it never had any.
+    """
     asked: list[str] = []
 
     async def instant(request: web.Request) -> web.Response:
-        return _answer(str((await request.post())["query"]), _vector)
+        form = await request.post()
+        return _answer(str(form["query"]), _vector, float(str(form.get("time", NOW))))
 
     async def over_time(request: web.Request) -> web.Response:
-        return _answer(str((await request.post())["query"]), _matrix)
+        form = await request.post()
+        query, end = str(form["query"]), float(str(form["end"]))
+        if query.startswith("sum(rate(prefixwatch_requests_total[") and until < end:
+            points = [[until, "1"], [end, "0"]]
+            data = {"resultType": "matrix", "result": [{"metric": {}, "values": points}]}
+            return web.json_response({"status": "success", "data": data})
+        return _answer(query, _matrix, float(str(form["start"])))
 
-    def _answer(query: str, form: Any) -> web.Response:
+    def _answer(query: str, form: Any, begin: float) -> web.Response:
         asked.append(query)
         if refused and refused in query:
             return web.json_response({"status": "error", "error": "many-to-many"}, status=422)
-        return web.json_response({"status": "success", "data": form(value) if value is not None else EMPTY})
+        empty = value is None or begin > until or (renamed and renamed in query)
+        return web.json_response({"status": "success", "data": EMPTY if empty else form(value)})
 
-    async def labels(_: web.Request) -> web.Response:
-        return web.json_response({"status": "success", "data": [value] if value else []})
+    async def labels(request: web.Request) -> web.Response:
+        known = value if float(request.query["start"]) <= until else None
+        return web.json_response({"status": "success", "data": [known] if known else []})
 
     async def targets(_: web.Request) -> web.Response:
         active = [{"labels": {"job": "prefixwatch"}, "scrapeInterval": "1m"}]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,13 +24,13 @@ from tests.dashboards.fake_prometheus import answering
 
 
 @contextmanager
-def prometheus(value: str | None) -> Iterator[str]:
+def prometheus(value: str | None, **more: Any) -> Iterator[str]:
     """The address of one that runs in a thread of its own, as commands bring their own event loop."""
     started: asyncio.Queue[str] = asyncio.Queue()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:
-        async with answering(value) as (url, _):
+        async with answering(value, **more) as (url, _):
             await started.put(url)
             await stop.wait()
 
@@ -77,6 +80,37 @@ def test_an_empty_prometheus_is_1_and_names_the_queries() -> None:
     assert "Time to first token" in told
     assert "no data: needs request records" in told
     assert f"{len(document['queries'])} queries: 0 with data" in told
+
+
+def test_what_had_data_while_traffic_ran_is_listed_once_it_has_stopped() -> None:
+    """Unknown isn't wrong: `up` without traffic made half of the panels fail."""
+    stopped = time.time() - 3600
+    with prometheus("1", until=stopped) as url:
+        document, exit_code = run_check(url, Shown(), "prefixwatch")
+
+    when = datetime.fromtimestamp(stopped, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    reasons = {row["why"] for row in document["queries"] if row["panel"] == "Time to first token"}
+    assert f"no request since {when}; it had data then" in reasons
+    assert (exit_code, document["counts"]["empty"]) == (0, 0)
+
+
+def test_a_renamed_series_had_none_then_either_and_fails() -> None:
+    renamed = "prefixwatch_ttft_seconds"
+    with prometheus("1", until=time.time() - 3600, renamed=renamed) as url:
+        document, exit_code = run_check(url, Shown(), "prefixwatch")
+
+    empty = {row["panel"] for row in document["queries"] if row["status"] == "empty"}
+    reading = {row["panel"] for row in document["queries"] if renamed in row["expr"]}
+    assert exit_code == 1
+    assert "Time to first token" in empty
+    assert empty == reading
+
+
+def test_without_any_traffic_in_a_day_nothing_is_excused() -> None:
+    with prometheus(None) as url:
+        document, exit_code = run_check(url, Shown(), "prefixwatch")
+    assert exit_code == 1
+    assert document["notes"][-1].startswith("no request ended in the last day")
 
 
 QUIET = Console(quiet=True)
