@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 from prefixwatch.documents.durations import Duration
+from prefixwatch.documents.units import KvBytesPerTokenOrNone
 from prefixwatch.exporters.caches.prefix_names import NamedPrefix
 from prefixwatch.exporters.discovery.config import ScrapeConfig
 from prefixwatch.exporters.errors import ExporterError
@@ -134,8 +135,8 @@ class ExporterSettings(Strict):
         default=60.0, description="rates and ratios are taken over this long, or over the two newest scrapes"
     )
     limits: Limits = Field(default=Limits(), description="what targets may cost")
-    kv_bytes_per_token: float | None = Field(
-        default=None, gt=0, description="KV cache of one token, all layers and heads; for the break-even of transfers"
+    kv_bytes_per_token: KvBytesPerTokenOrNone = Field(
+        default=None, description="KV cache of one token, all layers and heads; for the break-even of transfers"
     )
     prefixes: tuple[NamedPrefix, ...] = Field(default=(), description="prompt openings that have a name in metrics")
     """Openings of prompts that are called by name."""

@@ -9,6 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from prefixwatch.documents.hints import did_you_mean
+from prefixwatch.documents.units import (
+    Blocks,
+    GbitPerSecond,
+    KvBytesPerTokenOrNone,
+    LatencySeconds,
+    TokensOrNone,
+    WaitSeconds,
+    WaitSecondsOrNone,
+)
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.kvcache.events.endpoints import check_endpoints, endpoint_list
 from prefixwatch.kvcache.index.audit import DEFAULT_AUDIT_SHARE
@@ -109,9 +118,9 @@ class CacheViewConfig(_Section):
 
     source: Literal["events", "history", "none"] = "history"
     """`events`: the engines' KV events; `history`: what the router itself sent where; `none`: nothing."""
-    history_blocks: int = Field(default=65_536, ge=1)
+    history_blocks: Blocks = Field(default=65_536, ge=1)
     """Blocks remembered a worker, least recently routed out first; best set to the engine's cache size."""
-    history_ttl_seconds: float | None = Field(default=None, gt=0)
+    history_ttl_seconds: WaitSecondsOrNone = None
     """Forget a block this long after it was last routed; never by age where not given."""
     audit_share: float = Field(default=DEFAULT_AUDIT_SHARE, ge=0, le=1)
     """Share of the lookups that are done block by block as well, to count holes that the quick way steps over."""
@@ -261,7 +270,7 @@ class IsolationConfig(_Section):
     blocks: int = Field(default=4_194_304, ge=1024, le=2**30)
     """Blocks remembered of all tenants together, 16 to 60 bytes each: at least as many as the engines' caches hold. A
     tenant that sends more than an equal share is remembered less far back."""
-    tenants: int = Field(default=10_000, ge=0)
+    tenants: int = Field(default=10_000, ge=0, le=2**30)
     """Tenants remembered beside the configured ones."""
     caches_at_start: Literal["ask", "empty", "unknown"] = "ask"
     """What engines held before the router started; see above."""
@@ -270,11 +279,11 @@ class IsolationConfig(_Section):
 class FairnessConfig(_Section):
     """How much of the caches one tenant, or trust group, may fill while others use them. Off without `cache_tokens`."""
 
-    cache_tokens: int | None = Field(default=None, ge=1)
+    cache_tokens: TokensOrNone = None
     """What all engines' caches hold together, in tokens. With several routers, each one's part of it."""
     share: float = Field(default=0.5, gt=0, le=1)
     """The part of it that one tenant may fill within the window. Beyond it gets a 429 with Retry-After."""
-    window_seconds: float = Field(default=60.0, gt=0)
+    window_seconds: WaitSeconds = 60.0
     """How long others' prompts should stay cached between two uses."""
 
 
@@ -387,16 +396,16 @@ class MovesConfig(_Section):
 
     enabled: bool = False
     """Needs a view of the caches: `cache_view.source` other than `none`, and a `model_dir`."""
-    kv_bytes_per_token: float | None = Field(default=None, gt=0)
+    kv_bytes_per_token: KvBytesPerTokenOrNone = None
     """KV of one token, all layers and heads; without it no move is soft. Larger: more moves are hard."""
-    link_gbit_per_second: float = Field(default=25.0, gt=0)
+    link_gbit_per_second: GbitPerSecond = 25.0
     """How fast a worker reads from the store. Faster: more moves are soft."""
-    link_latency_seconds: float = Field(default=0.005, ge=0)
+    link_latency_seconds: LatencySeconds = 0.005
     """Before the first byte from the store. Higher: short sessions are computed again."""
-    overload_seconds: float | None = Field(default=None, gt=0)
+    overload_seconds: WaitSecondsOrNone = None
     """A worker whose queue takes longer than this, and twice as long as the median one, gives up a tenth of its quiet
     sessions every 5 s; looked for once a second. Lower: they leave sooner. They never do where not given."""
-    sessions: int = Field(default=10_000, ge=1)
+    sessions: int = Field(default=10_000, ge=1, le=2**30)
     """The newest sessions that are remembered, with 8 bytes a block of their last prompts. Fewer: those that were quiet
     for longest aren't moved, and find their way as new ones do."""
 
