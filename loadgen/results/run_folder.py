@@ -86,8 +86,13 @@ def read_run(path: Path, slo: Sequence[str] = ()) -> FinishedRun:
             return _of_locust(path, folder, log, slo)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from error
-    except ValueError as error:  # pydantic's is one, too
+    except (ValueError, yaml.YAMLError) as error:  # pydantic's is one, too
         raise InputError(f"{path}: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: config.yaml, summary.json or run.json isn't as a run writes it ({error!r}): give a folder as a "
+            "run left it"
+        ) from error
     facts = RunFacts(scenario=log_file.stem, engine="unknown", workers=None, block_size=_block_size(log))
     return FinishedRun(path, log, load_objectives(slo), facts)
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -72,7 +71,7 @@ from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.local.fleet import as_workers, start_engines
 from prefixwatch.stack.local.fleet_driver import FleetDriver, LocalRouter
 from prefixwatch.stack.local.interrupt import Interrupt, StoppedError
-from prefixwatch.stack.local.out_folder import NOT_WRITTEN, make_out_folder
+from prefixwatch.stack.local.out_folder import NOT_WRITTEN, file_name, make_out_folder
 from prefixwatch.stack.local.targets import Endpoint, check_served_tokenizer, check_tokenizer, served_model
 from prefixwatch.stack.local.up import start_exporter
 from prefixwatch.stack.simulation.constants import SECONDS, Constants, calibrated, constants_note, fit_constants
@@ -80,7 +79,6 @@ from prefixwatch.stack.simulation.constants import SECONDS, Constants, calibrate
 TARGET_LABEL = "target"
 CALIBRATION = "calibration"
 """The run before the graded ones; its log is kept."""
-_NOT_IN_NAMES = r"[^\w.=-]+"
 _LAG_SHARE = 0.05
 """A client lateness beyond this share of the tightest TTFT threshold makes a run invalid."""
 
@@ -234,7 +232,7 @@ class _Bench:
         on_progress: Callable[[dict[str, Any]], None] = lambda progress: None,
     ) -> tuple[list[RequestRecord], dict[str, Any], list[FleetRow]]:
         """The run's request log, its run.json, and what the fleet did meanwhile."""
-        folder = self.logs / f"{run.position:02d}-{re.sub(_NOT_IN_NAMES, '_', run.policy)}-{run.repeat}"
+        folder = self.logs / f"{run.position:02d}-{file_name(run.policy)}-{run.repeat}"
         async with (
             self._endpoint(run, engines, folder) as (url, model, heard),
             self._fleet_log(engines, run) as rows,

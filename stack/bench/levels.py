@@ -34,6 +34,8 @@ from prefixwatch.stack.local.interrupt import Interrupt, StoppedError
 LevelKind = Literal["rate", "concurrency"]
 _UNITS = {"rate": "req/s", "concurrency": "users"}
 OPEN_EXIT_CODE = 3
+DEFAULT_REPEATS = 3
+"""Of a command that compares policies at one load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,15 @@ class LevelOptions(RecordingOptions):
         """None for one load only. Raises UsageError."""
         return levels_request(
             search_rate=self.search_rate, sweep_rate=self.sweep_rate, sweep_concurrency=self.sweep_concurrency
+        )
+
+
+def check_repeats(levels: LevelsRequest | None, repeats: int) -> None:
+    """Raise UsageError for a number of repeats where the levels decide it."""
+    if levels is not None and repeats not in (1, DEFAULT_REPEATS):
+        raise UsageError(
+            "--repeats: a sweep runs each level once, and a search each rate until its verdict is sure, at most "
+            "search.repeats times of the scenario: leave the option out"
         )
 
 
@@ -189,7 +200,7 @@ class _Levels:
         spoiled = ""
         while (rate := search.next_rate()) is not None:
             repeat = search.runs_at(rate)
-            level = await self._level(self._scenario.at_rate(rate), policy, repeat)
+            level = await self._level(_at(self._scenario, "rate", rate, "--search-rate"), policy, repeat)
             if level is None:
                 spoiled = "stopped by hand"
                 break
@@ -209,7 +220,7 @@ class _Levels:
         table = _table(f"{self._scenario.name}, {policy}", request.kind)
         steps, codes = [], [0]
         for value in request.values:
-            level = await self._level(_at(self._scenario, request.kind, value), policy, 0)
+            level = await self._level(_at(self._scenario, request.kind, value, f"--sweep-{request.kind}"), policy, 0)
             if level is None:
                 codes.append(OPEN_EXIT_CODE)
                 break
@@ -249,11 +260,11 @@ class _Levels:
         self._console.print(f"{policy} at {number(value)} {_UNITS[kind]}: {shares}", soft_wrap=True, highlight=False)
 
 
-def _at(scenario: Scenario, kind: LevelKind, value: float) -> Scenario:
+def _at(scenario: Scenario, kind: LevelKind, value: float, option: str) -> Scenario:
     try:
         return scenario.at_rate(value) if kind == "rate" else scenario.at_concurrency(int(value))
     except ValueError as error:
-        raise UsageError(f"--sweep-{kind}: {error}") from error
+        raise UsageError(f"{option}: {error}") from error
 
 
 def _throughput(records: Sequence[RequestRecord]) -> float | None:

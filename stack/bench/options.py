@@ -11,7 +11,7 @@ import typer
 from prefixwatch.engines.tiny_model import default_model_dir
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.loadgen.scenario.model import Scenario
-from prefixwatch.stack.bench.levels import LevelOptions
+from prefixwatch.stack.bench.levels import DEFAULT_REPEATS, LevelOptions, check_repeats
 from prefixwatch.stack.bench.scenario_choice import (
     DEFAULT_POLICIES,
     POLICY_HELP,
@@ -85,8 +85,8 @@ class BenchOptions(LevelOptions):
     ca_file: Annotated[
         Path | None, target_option(help="CA certificates to check the target with; default: the system's.")
     ] = None
-    repeats: Annotated[int, load_option(min=1, help="Runs of each policy, interleaved A B, B A, …")] = 3
-    seed: Annotated[int, load_option(help="Seed of arrivals, lengths, prefix popularity and random ties.")] = 1
+    repeats: Annotated[int, load_option(min=1, help="Runs of each policy, interleaved A B, B A, …")] = DEFAULT_REPEATS
+    seed: Annotated[int, load_option(min=0, help="Seed of arrivals, lengths, prefix popularity and random ties.")] = 1
     duration: Annotated[
         float | None, load_option(min=1, help="Seconds of traffic per run, warm-up included; default: the scenario's.")
     ] = None
@@ -173,7 +173,13 @@ def specs_of(options: BenchOptions, tune: Tune | None) -> dict[str, str]:
 
 
 def check_outputs(options: BenchOptions) -> None:
-    """Raise UsageError for an address that can't be used."""
+    """Raise UsageError for an address that can't be used, and for what several levels of load have no place for."""
+    check_repeats(options.levels, options.repeats)
+    if options.levels is not None and (options.exporter or options.prometheus):
+        raise UsageError(
+            "--exporter and --prometheus go with one level of load, whose report shows the engines: leave them out of "
+            "a sweep or search"
+        )
     check_address("--grafana", options.grafana)
     check_address("--otlp", options.otlp)
     if options.grafana_token_env and not options.grafana:

@@ -18,7 +18,7 @@ from prefixwatch.loadgen.results.run_folder import FinishedRun, read_run
 from prefixwatch.loadgen.results.write import write_graded
 from prefixwatch.stack.cli.command import JsonFlag, command, finish, load_option, new_app, output_option, plain_console
 from prefixwatch.stack.errors import UsageError
-from prefixwatch.stack.local.out_folder import make_out_folder
+from prefixwatch.stack.local.out_folder import file_name, make_out_folder
 
 app = new_app()
 FORMATS = ("vllm-bench",)
@@ -51,7 +51,7 @@ def _write_vllm_bench(run: FinishedRun, folder: Path) -> list[Path]:
     for policy in run.summary.policies:
         labels = {"label": policy, "backend": "openai-chat", "scenario": run.summary.scenario}
         rows = run.log.filter(pc.equal(run.log["policy"], policy))
-        path = folder / f"vllm-bench-{policy}.json"
+        path = folder / f"vllm-bench-{file_name(policy)}.json"
         path.write_text(json.dumps(vllm_bench_result(rows, run.objectives, labels), indent=2) + "\n", encoding="utf-8")
         written.append(path)
     return written

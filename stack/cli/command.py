@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -27,7 +28,17 @@ _WIDTH = 110
 
 
 class Command(TyperCommand):
-    """Help as plain text, options under the headings of their panels."""
+    """Help as plain text, options under the headings of their panels; numbers are finite."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Raises UsageError for nan and infinity: a range's bounds let nan pass, and no comparison with it holds."""
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, float) and not isfinite(value):
+                from prefixwatch.stack.errors import UsageError  # brings pydantic, which --help has no use for
+
+                raise UsageError(f"{parameter.opts[0]} {value}: give a finite number")
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,11 @@ def make_out_folder(folder: Path, option: str = "--out") -> Path:
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{option} {folder}: can't be written to: choose another folder")
     return folder
+
+
+def file_name(label: str) -> str:
+    """A policy's label as part of a file's name."""
+    return re.sub(r"[^\w.=-]+", "_", label)
 
 
 def append_text(path: Path, text: str, option: str) -> None:

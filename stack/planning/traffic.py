@@ -44,10 +44,13 @@ def planned_traffic(source: str, recording: RecordingOptions, speed: float, mode
         raise UsageError(f"--speed must be a number above 0, got {speed}")
     if _is_exporter(source):
         check_address("plan", source, logins=True)
+        if model_dir is not None:
+            raise UsageError("--model-dir: live requests have no texts to tokenize: leave it out")
         trace, notes = _live(source, recording)
         found = _at_speed(source, trace, speed, [*notes, *trace.notes])
     elif is_scenario(source, shipped_scenarios()):
-        refuse_for_scenario(source, recording, *(["--speed"] if speed != 1.0 else []))
+        besides = {"--speed": speed != 1.0, "--model-dir": model_dir is not None}
+        refuse_for_scenario(source, recording, *(name for name, given in besides.items() if given))
         scenario = load_scenario(source)
         requests = ScenarioTraffic(scenario).requests(seed=SCENARIO_SEED)
         found = PlannedTraffic(scenario.name, requests, scenario.engine.block_size or DEFAULT_BLOCK_SIZE)

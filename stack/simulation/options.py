@@ -14,7 +14,7 @@ from prefixwatch.engines.model.step_time import StepTimeError
 from prefixwatch.loadgen.scenario.model import shipped_scenarios
 from prefixwatch.router.policies import policy_class
 from prefixwatch.simulator.router import SNAPSHOTS, snapshot_seconds
-from prefixwatch.stack.bench.levels import LevelOptions
+from prefixwatch.stack.bench.levels import DEFAULT_REPEATS, LevelOptions, check_repeats
 from prefixwatch.stack.bench.recording_options import is_scenario, refuse_for_scenario
 from prefixwatch.stack.bench.scenario_choice import DEFAULT_POLICIES, POLICY_HELP, chosen_policies
 from prefixwatch.stack.cli.command import JsonFlag, load_option, output_option, target_option
@@ -66,9 +66,10 @@ class SimulateOptions(LevelOptions):
             show_default=False,
         ),
     ] = None
-    prefill_policy: Annotated[str, target_option(help="Routing policy of the prefill engines of a split fleet.")] = (
-        "round_robin"
-    )
+    prefill_policy: Annotated[
+        str | None,
+        target_option(help="Routing policy of the prefill engines of a split fleet; default: round_robin."),
+    ] = None
     prefill_from_tokens: Annotated[
         int | None,
         target_option(
@@ -109,8 +110,8 @@ class SimulateOptions(LevelOptions):
     speed: Annotated[
         float, load_option(help="Of a recording: replay this many times as fast as recorded.", show_default=False)
     ] = 1.0
-    repeats: Annotated[int, load_option(min=1, help="Repeats of a scenario, each with its own seed.")] = 3
-    seed: Annotated[int, load_option(help="Seed of the traffic and of random ties.")] = 1
+    repeats: Annotated[int, load_option(min=1, help="Repeats of a scenario, each with its own seed.")] = DEFAULT_REPEATS
+    seed: Annotated[int, load_option(min=0, help="Seed of the traffic and of random ties.")] = 1
     out: Annotated[
         Path | None,
         output_option(
@@ -139,6 +140,14 @@ class SimulateOptions(LevelOptions):
     def specs(self) -> dict[str, str]:
         """The chosen policies by their labels, as `make_policy` reads them."""
         return chosen_policies(DEFAULT_POLICIES if self.policy is None else self.policy)
+
+    @property
+    def prefill_spec(self) -> str:
+        """The policy of a split fleet's prefill engines, as `make_policy` reads it. Raises UsageError."""
+        found = chosen_policies(self.prefill_policy or "round_robin", option="--prefill-policy")
+        if len(found) > 1:
+            raise UsageError("--prefill-policy names several policies, and prefill engines have one: give one")
+        return next(iter(found.values()))
 
     @property
     def input(self) -> str:
@@ -172,8 +181,12 @@ def check(options: SimulateOptions) -> None:
         except ValueError as error:
             raise UsageError(f"--view {error}; others: {', '.join(_VIEWS)}") from error
     _ = options.specs
+    check_repeats(options.levels, options.repeats)
     if not options.is_recording:
-        refuse_for_scenario(options.input, options, *(["--speed"] if options.speed != 1.0 else []))
+        besides = {"--speed": options.speed != 1.0, "--model-dir": options.model_dir is not None}
+        refuse_for_scenario(options.input, options, *(name for name, given in besides.items() if given))
+    elif options.repeats not in (1, DEFAULT_REPEATS):
+        raise UsageError("--repeats: a recording is simulated once, the same each time: leave the option out")
     if options.levels is not None and options.arrivals == "serial":
         raise UsageError("--arrivals serial sends one request after another, at no rate: sweep or search without it")
     if options.levels is not None and options.is_recording:
@@ -214,12 +227,11 @@ def _check_caches(options: SimulateOptions) -> None:
 def _check_split(options: SimulateOptions) -> None:
     if options.prefill_link is not None and not options.prefill_link > 0:
         raise UsageError(f"--prefill-link {options.prefill_link:g}: give KV tokens a second, more than 0")
-    (prefill_policy,) = chosen_policies(options.prefill_policy, option="--prefill-policy").values()
     if options.arrivals == "serial" or options.view.startswith(SNAPSHOTS):
         raise UsageError(
             "--prefill-workers goes neither with --arrivals serial nor with --view snapshots: leave these out"
         )
-    for policy in (prefill_policy, *options.specs.values()):
+    for policy in (options.prefill_spec, *options.specs.values()):
         if policy_class(policy).needs.truth:
             raise UsageError(
                 f"policy {policy} doesn't go with --prefill-workers: it needs the engines' true state, which a split "

@@ -118,11 +118,11 @@ class SimulatedFleet:
 
     def __post_init__(self) -> None:
         given = self.options
-        far = given.prefill_from_tokens, given.prefill_profile, given.prefill_link
+        far = given.prefill_policy, given.prefill_from_tokens, given.prefill_profile, given.prefill_link
         if self.prefill_workers is None and any(value is not None for value in far):
             raise UsageError(
-                "--prefill-from-tokens, --prefill-profile and --prefill-link belong to a split fleet: add "
-                "--prefill-workers"
+                "--prefill-policy, --prefill-from-tokens, --prefill-profile and --prefill-link belong to a split "
+                "fleet: add --prefill-workers"
             )
 
     @classmethod
@@ -277,7 +277,7 @@ class SimulatedFleet:
                 requests,
                 prefill_workers=self.prefill_workers,
                 decode_workers=self.workers,
-                prefill_policy=options.prefill_policy,
+                prefill_policy=options.prefill_spec,
                 decode_policy=policy,
                 engine=self.engine,
                 seed=seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import re
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from prefixwatch.loadgen.grading.summary import read_summary
 from prefixwatch.loadgen.report.comparison_chart import comparison_chart
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 from prefixwatch.loadgen.results.comparison import run_compare
+from prefixwatch.loadgen.results.run_folder import read_run
 from prefixwatch.loadgen.scenario.model import Scenario, load_scenario
 from prefixwatch.slo.build import load_objectives
 from prefixwatch.stack.bench.compare import comparison_markdown, comparison_page
 from prefixwatch.stack.bench.report import run_report
 from prefixwatch.stack.bench.results import BenchRuns, write_results
 from prefixwatch.stack.errors import UsageError
+from tests.stack.test_mutated_documents import REPLACEMENTS, SAMPLES, places, replaced
 
 REQUESTS = 300
 
@@ -324,3 +327,32 @@ def test_a_comparison_passes_on_what_the_runs_say_of_themselves(tmp_path: Path) 
         f"{b}: closed loop of 2 users",
     ]
     assert f"- Note: {a}: closed loop of 2 users" in comparison_markdown(result)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json"])
+def test_a_file_of_a_run_that_was_changed_is_an_input_error(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "a", records("score", seed=1, repeats=1)[:40])
+    file, whole = folder / name, yaml.safe_load((folder / name).read_text())
+    options = [(place, new) for place in places(whole) for new in REPLACEMENTS]
+    for place, new in random.Random(name).sample(options, SAMPLES):
+        file.write_text(json.dumps(replaced(whole, place, new)))
+        try:
+            _ = read_run(folder).summary
+        except InputError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{name}: {'.'.join(map(str, place))} = {new!r}") from error
+
+
+def test_a_config_that_is_no_yaml_is_an_input_error(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", records("score", seed=1, repeats=1)[:40])
+    (folder / "config.yaml").write_text("scenario: {")
+    with pytest.raises(InputError, match="a: while parsing a flow mapping"):
+        read_run(folder)
+
+
+def test_a_policy_with_a_path_among_its_options_has_a_file_for_vllm_bench(tmp_path: Path) -> None:
+    label = "flexlb_learning{weights=a/b.json}"
+    folder = write_run(tmp_path / "a", records(label, seed=1, repeats=1))
+    run_report(folder, [], None, Console(quiet=True), also="vllm-bench")
+    assert json.loads((folder / "vllm-bench-flexlb_learning_weights=a_b.json_.json").read_text())["label"] == label
