@@ -340,6 +340,12 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
             make_policy("flexlb_learning", options={"weights": str(file)})
 
 
+def test_a_file_that_could_not_be_written_in_the_end_is_refused_at_the_start(tmp_path: Path) -> None:
+    """A simulation lost its results to it."""
+    with pytest.raises(ValueError, match="its folder can't be written to: make it, or name another file"):
+        make_policy("flexlb_learning", options={"weights": str(tmp_path / "nowhere" / "weights.json")})
+
+
 def test_a_simulation_leaves_the_weights_that_it_learned(tmp_path: Path) -> None:
     file = tmp_path / "weights.json"
     workload = SharedPrefixWorkload(

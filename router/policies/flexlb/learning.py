@@ -29,6 +29,7 @@ Source: alibaba/rtp-llm `rtp_llm/flexlb`, CostBasedPrefillStrategy with the Lear
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,8 +153,11 @@ def _batches(kept: _Kept) -> int:
 
 
 def _read(file: Path) -> dict[str, _Kept]:
-    """By worker; empty where there is no file yet. Raises ValueError for a file that isn't one of these."""
+    """By worker; empty where there is no file yet. Raises ValueError for a file that isn't one of these, and for a new
+    one that couldn't be written in the end."""
     if not file.exists():
+        if not os.access(file.parent, os.W_OK):
+            raise ValueError(f"weights {file}: its folder can't be written to: make it, or name another file")
         return {}
     try:
         found = msgspec.json.decode(file.read_bytes(), type=dict[str, _Kept])
