@@ -55,6 +55,12 @@ class RecordingOptions:
         }
 
 
+def check_speed(speed: float) -> None:
+    """Raise UsageError for a speed at which a recording would take ages, or no time."""
+    if not 0.001 <= speed <= 1_000_000:
+        raise UsageError(f"--speed must be a number above 0, from 0.001 to 1,000,000, got {speed:g}")
+
+
 def is_scenario(source: str, shipped: list[str]) -> bool:
     """Whether a command's argument names a scenario; anything else is the file of a recording. Raises UsageError."""
     if source in shipped or source.endswith((".yaml", ".yml")):

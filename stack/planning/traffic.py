@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +14,7 @@ from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.loadgen.scenario.model import load_scenario, shipped_scenarios
 from prefixwatch.simulator.traffic.scenario_traffic import ScenarioTraffic
 from prefixwatch.simulator.traffic.trace import SimulatedRequest, Trace, simulated
-from prefixwatch.stack.bench.recording_options import RecordingOptions, is_scenario, refuse_for_scenario
+from prefixwatch.stack.bench.recording_options import RecordingOptions, check_speed, is_scenario, refuse_for_scenario
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.local.access import check_address
 from prefixwatch.stack.traffic.trace import ExportOptions, run_export
@@ -40,8 +39,7 @@ class PlannedTraffic:
 
 def planned_traffic(source: str, recording: RecordingOptions, speed: float, model_dir: Path | None) -> PlannedTraffic:
     """`source` is a scenario, a recording's file, or an exporter's URL. Raises UsageError, DocumentError."""
-    if not 0 < speed < inf:
-        raise UsageError(f"--speed must be a number above 0, got {speed}")
+    check_speed(speed)
     if _is_exporter(source):
         check_address("plan", source, logins=True)
         if model_dir is not None:

@@ -35,6 +35,7 @@ from prefixwatch.simulator.runs import simulate_requests
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
 from prefixwatch.simulator.traffic.trace import SimulatedRequest, Trace, simulated
 from prefixwatch.simulator.watching import FleetSamples, Steps, Watcher
+from prefixwatch.stack.bench.recording_options import check_speed
 from prefixwatch.stack.bench.scenario_choice import check_fleet_options
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.simulation.caches import chosen_caches, run_label
@@ -376,8 +377,7 @@ def _places(kinds: Sequence[Workers]) -> list[Place]:
 
 def recorded_requests(options: SimulateOptions) -> Trace:
     """The requests of the recording at the speed that was asked for. Raises UsageError, DocumentError."""
-    if not 0 < options.speed < inf:
-        raise UsageError(f"--speed must be a number above 0, got {options.speed}")
+    check_speed(options.speed)
     trace = simulated(options.read(Path(options.input)), options.model_dir)
     if not trace.timed and options.arrivals != "serial" and not options.is_serial_replay:
         raise UsageError(

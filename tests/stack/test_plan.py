@@ -110,6 +110,7 @@ def test_a_smaller_cache_never_needs_fewer_engines(trace: Path) -> None:
         (["--cache-sizes", "0"], "expected numbers above 0"),
         (["--policy", "nope"], "nope"),
         (["--speed", "0"], "--speed must be a number above 0"),
+        (["--speed", "1e-300"], "from 0.001 to 1,000,000, got 1e-300"),
         (["--capacity-blocks", "1"], "are 0 of the traffic's blocks of 512 tokens, and its smallest request needs 5"),
         (["--cache-sizes", "0.001"], "times 0.001 are 0 of the traffic's blocks"),
         (["--profile", "l40s-llama-8b", "--speed", "0.001", "--slo", "ttft"], "choose faster hardware"),
