@@ -41,11 +41,16 @@ _MISSING = "missing"
 def share_of(plan: Plan, position: int, count: int) -> Plan:
     """The part of a plan that worker `position` of `count` sends: whole sessions, dealt in turn.
 
-    Users of a closed loop are dealt as evenly. Every request keeps its place in the whole plan.
+    Users of a closed loop are dealt as evenly, and workers for whom none is left send nothing. Every request keeps its
+    place in the whole plan.
     """
+    users = plan.concurrency
+    if users is not None and users < count:
+        if position >= users:
+            return replace(plan, requests=[], concurrency=0)
+        count = users
     sessions = list(dict.fromkeys(request.session for request in plan.requests))
     own = set(sessions[position::count])
-    users = plan.concurrency
     return replace(
         plan,
         requests=[request for request in plan.requests if request.session in own],

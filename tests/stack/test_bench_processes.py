@@ -30,10 +30,10 @@ slo: [availability]
 KEPT = ("name", "good", "total", "measured", "ci95")
 
 
-def bench(folder: Path, *options: str) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+def bench(folder: Path, *options: str, text: str = SCENARIO) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     """The summary and the request log's plan."""
     scenario = folder / "shared.yaml"
-    scenario.write_text(SCENARIO)
+    scenario.write_text(text)
     out = folder / "out"
     fixed = ("--policy", "round_robin", "--repeats", "1", "--seed", "5", "--out", str(out))
     result = prefixwatch("bench", str(scenario), *fixed, *options)
@@ -63,6 +63,14 @@ def test_processes_send_one_plan_and_the_verdict_is_that_of_one(
     assert (own["processes"], own["counts"]["completed"]) == (2, len(planned))
     if summary["validity"]["valid"] and by_one[0]["validity"]["valid"]:  # a busy machine makes a client late
         assert summary["verdict"] == by_one[0]["verdict"]
+
+
+def test_one_user_of_a_closed_loop_sends_all_of_it_from_one_of_the_processes(tmp_path: Path) -> None:
+    """Half of the plan was dealt to a process without a user, and never sent."""
+    text = SCENARIO.replace("{rate_per_second: 20}", "{kind: closed, concurrency: 1, requests: 8}")
+    summary, planned = bench(tmp_path, "--processes", "2", text=text)
+    assert len(planned) > 8
+    assert summary["policies"]["round_robin"]["requests"]["completed"] == 8
 
 
 def test_workers_of_locust_send_a_benchs_plan(
