@@ -9,8 +9,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+MOST_WORKERS = 10_000
+MOST_BLOCKS = 2**30
+"""Of 16 tokens of an 8B model: 2 PB."""
 _RATE = Field(ge=0.001, le=1_000_000)
-_BLOCKS = Field(le=2**30)
+_BLOCKS = Field(le=MOST_BLOCKS)
 _KV_BYTES = Field(ge=1, le=10**9)
 
 GbitPerSecond = Annotated[float, _RATE]
@@ -23,7 +26,6 @@ KvBytesPerTokenOrNone = Annotated[float | None, _KV_BYTES]
 Compression = Annotated[float, Field(ge=1, le=10_000)]
 Blocks = Annotated[int, _BLOCKS]
 BlocksOrNone = Annotated[int | None, _BLOCKS]
-"""2³⁰ blocks of 16 tokens of an 8B model are 2 PB."""
 TokensOrNone = Annotated[int | None, Field(ge=1, le=2**40)]
 WaitSeconds = Annotated[float, Field(gt=0, le=31_536_000)]
 """Up to a year."""

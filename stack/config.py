@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from prefixwatch.documents import DocumentError, KeyPath, load, parse_plain, validate
+from prefixwatch.documents.units import BlocksOrNone
 from prefixwatch.exporters.config import ExporterConfig, ExporterSettings, TargetConfig, split_listen, validated
 from prefixwatch.exporters.http.client_config import Authorization
 from prefixwatch.exporters.requests.config import Pricing
@@ -44,7 +45,7 @@ class FleetSection(_Section):
     """How many engines `up` starts."""
     profile: str | None = None
     """Step-time profile of simulated engines: a shipped one's name, or a file."""
-    capacity_blocks: int | None = Field(default=None, ge=1)
+    capacity_blocks: BlocksOrNone = Field(default=None, ge=1)
     """KV blocks per simulated engine."""
     kinds: list[Workers] = []
     """Unlike engines to start, instead of `workers` equal ones: as `fleet` of a scenario."""

@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from prefixwatch.documents.units import MOST_WORKERS, BlocksOrNone
 from prefixwatch.loadgen.scenario.section import Section
 
 _WORKER = re.compile(r"engine-(\d{1,5})")
@@ -19,11 +20,11 @@ Action = Literal["kill", "start", "drain", "slow", "partition", "heal", "restart
 class Workers(Section):
     """Equal workers of a fleet. They are numbered in the order of the list: engine-0, engine-1, …"""
 
-    count: int = Field(default=1, ge=1, le=10_000, description="number of these workers")
+    count: int = Field(default=1, ge=1, le=MOST_WORKERS, description="number of these workers")
     profile: str | None = Field(
         default=None, description="speed profile of these simulated engines; default: engine.profile"
     )
-    capacity_blocks: int | None = Field(
+    capacity_blocks: BlocksOrNone = Field(
         default=None, ge=1, description="KV blocks of each; default: engine.capacity_blocks"
     )
     kind: Literal["vllm", "sglang", "tensorrt-llm"] | None = Field(

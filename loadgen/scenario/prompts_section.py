@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from prefixwatch.documents.units import MOST_WORKERS, BlocksOrNone
 from prefixwatch.loadgen.scenario.lengths import Popularity, Seconds, Time, Tokens
 from prefixwatch.loadgen.scenario.secrets import literal_secret
 from prefixwatch.loadgen.scenario.section import MOST_ITEMS, Section, has_controls
@@ -303,7 +304,7 @@ class Timeouts(Section):
 class EngineHints(Section):
     """What `bench` starts when it starts the engines itself."""
 
-    workers: int | None = Field(default=None, ge=1, le=10_000, description="number of engines")
+    workers: int | None = Field(default=None, ge=1, le=MOST_WORKERS, description="number of engines")
     routers: int = Field(
         default=1, ge=1, description="router replicas in `simulate`, each with a memory of its own; `bench` starts one"
     )
@@ -314,7 +315,7 @@ class EngineHints(Section):
         description="tokens of a KV block; default: the engine's own, 16 for simulated ones. vLLM on CPU takes "
         "multiples of 32. capacity_blocks counts these blocks",
     )
-    capacity_blocks: int | None = Field(default=None, ge=1, description="KV blocks an engine can hold")
+    capacity_blocks: BlocksOrNone = Field(default=None, ge=1, description="KV blocks an engine can hold")
     max_model_len: int | None = Field(
         default=None, ge=1, description="longest prompt and answer together that a simulated engine takes, tokens"
     )

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from prefixwatch.documents.units import MOST_WORKERS
 from prefixwatch.engines.tiny_model import default_model_dir
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.loadgen.scenario.model import Scenario
@@ -37,7 +38,9 @@ class BenchOptions(LevelOptions):
     engine: Annotated[str, target_option(help="Engines to start: `simulated` or `vllm` (real, on CPU).")] = "simulated"
     workers: Annotated[
         int | None,
-        target_option(min=1, help="Engines to start; default: the scenario's. With --target, how many it has."),
+        target_option(
+            min=1, max=MOST_WORKERS, help="Engines to start; default: the scenario's. With --target, how many it has."
+        ),
     ] = None
     policy: Annotated[str | None, target_option(help=f"{POLICY_HELP} Default: {DEFAULT_POLICIES}.")] = None
     target: Annotated[str | None, target_option(help="Send to this running endpoint; start nothing.")] = None

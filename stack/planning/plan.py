@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from prefixwatch.documents.units import MOST_BLOCKS, MOST_WORKERS
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.kinds import EngineKind
 from prefixwatch.engines.model.profiles import Profile, profile
@@ -52,6 +53,7 @@ from prefixwatch.stack.planning.traffic import PlannedTraffic, planned_traffic
 from prefixwatch.stack.simulation.options import KIND_HELP
 
 app = new_app()
+_LARGEST_FACTOR = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +72,14 @@ class PlanOptions(RecordingOptions):
         str, target_option(help="Cache sizes as multiples of the profile's KV blocks, comma-separated.")
     ] = "1"
     capacity_blocks: Annotated[
-        int | None, target_option(min=1, help="KV blocks of 16 tokens per engine; default: the profile's.")
+        int | None,
+        target_option(min=1, max=MOST_BLOCKS, help="KV blocks of 16 tokens per engine; default: the profile's."),
     ] = None
     model_dir: Annotated[
         Path | None,
         target_option(help="Of a recording with texts: folder with the tokenizer; default: the built-in tiny model's."),
     ] = None
-    max_workers: Annotated[int, target_option(min=1, help="The largest fleet to consider.")] = 256
+    max_workers: Annotated[int, target_option(min=1, max=MOST_WORKERS, help="The largest fleet to consider.")] = 256
     gpu_usd_per_hour: Annotated[float | None, target_option(min=0, help="Price of one GPU; adds costs.")] = None
     slo: Annotated[str, load_option(help="Objectives, comma-separated: shipped names or OpenSLO files.")] = "ttft,tpot"
     speed: Annotated[
@@ -281,8 +284,8 @@ def _factors(given: str) -> list[float]:
         factors = [float(each) for each in names(given)]
     except ValueError as error:
         raise UsageError(f"--cache-sizes {given}: expected numbers such as 0.5,1,2") from error
-    if not factors or not all(0 < each < float("inf") for each in factors):
-        raise UsageError(f"--cache-sizes {given}: expected numbers above 0, such as 0.5,1,2")
+    if not factors or not all(0 < each <= _LARGEST_FACTOR for each in factors):
+        raise UsageError(f"--cache-sizes {given}: expected numbers above 0, up to 1,000,000, such as 0.5,1,2")
     return factors
 
 

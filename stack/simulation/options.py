@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from prefixwatch.documents.units import MOST_BLOCKS, MOST_WORKERS
 from prefixwatch.engines.model.kinds import EngineKind
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.engines.model.step_time import StepTimeError
@@ -37,11 +38,13 @@ class SimulateOptions(LevelOptions):
         typer.Argument(help="A scenario (name or YAML file) or a recording of any kind.", show_default=False),
     ] = None
     workers: Annotated[
-        int | None, target_option(min=1, help="Engines; default: the scenario's, 1 for a recording.")
+        int | None, target_option(min=1, max=MOST_WORKERS, help="Engines; default: the scenario's, 1 for a recording.")
     ] = None
     capacity_blocks: Annotated[
         int | None,
-        target_option(min=1, help="KV blocks per engine; default: the scenario's, unbounded for a recording."),
+        target_option(
+            min=1, max=MOST_BLOCKS, help="KV blocks per engine; default: the scenario's, unbounded for a recording."
+        ),
     ] = None
     policy: Annotated[str | None, target_option(help=f"{POLICY_HELP} Default: {DEFAULT_POLICIES}.")] = None
     view: Annotated[
@@ -61,6 +64,7 @@ class SimulateOptions(LevelOptions):
         int | None,
         target_option(
             min=1,
+            max=MOST_WORKERS,
             help="Split the fleet: number of additional prefill-only engines. `--workers` and `--policy` then apply to "
             "the decode engines.",
             show_default=False,
