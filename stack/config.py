@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from prefixwatch.documents import DocumentError, KeyPath, load, parse_plain, validate
-from prefixwatch.documents.units import BlocksOrNone
+from prefixwatch.documents.units import MOST_WORKERS, BlocksOrNone
 from prefixwatch.exporters.config import ExporterConfig, ExporterSettings, TargetConfig, split_listen, validated
 from prefixwatch.exporters.http.client_config import Authorization
 from prefixwatch.exporters.requests.config import Pricing
@@ -41,7 +41,7 @@ class FleetSection(_Section):
 
     engine: Literal["simulated", "vllm"] = "simulated"
     """The kind of engine that `up` starts."""
-    workers: int = Field(default=4, ge=1)
+    workers: int = Field(default=4, ge=1, le=MOST_WORKERS)
     """How many engines `up` starts."""
     profile: str | None = None
     """Step-time profile of simulated engines: a shipped one's name, or a file."""

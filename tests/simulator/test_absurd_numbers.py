@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from rich.console import Console
 
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
@@ -22,8 +23,14 @@ from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
 from prefixwatch.simulator.traffic.synthetic import session_requests
 from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.planning.plan import PlanOptions, run_plan
 from prefixwatch.stack.simulation.caches import chosen_caches
+from tests.stack.command_line import prefixwatch
 
+LIMITS = [
+    ("simulate", "--workers"), ("simulate", "--capacity-blocks"), ("simulate", "--prefill-workers"),
+    ("plan", "--capacity-blocks"), ("plan", "--max-workers"), ("bench", "--workers"),
+]  # fmt: skip
 MODELS: tuple[type[BaseModel], ...] = (Cache, Moves, MovesConfig, CacheViewConfig, FairnessConfig, IsolationConfig)
 ANY_NUMBER = {(Cache, "seed")}
 ABSURD = [math.nan, math.inf, -math.inf, -1, -1e-9, 10**18, 1e300]
@@ -91,3 +98,22 @@ def test_whatever_the_routers_moves_take_a_transfer_has_a_time(values: dict[str,
 def test_the_option_says_which_key_and_which_range() -> None:
     with pytest.raises(UsageError, match=r"--cache 'shared\{latency_ms=1e18\}': latency_ms: Input should be less"):
         chosen_caches("shared{latency_ms=1e18}")
+
+
+@pytest.mark.parametrize(("command", "option"), LIMITS)
+def test_no_option_takes_more_than_memory_holds(command: str, option: str) -> None:
+    result = prefixwatch(command, "smoke", option, str(10**18))
+    assert result.code == 2
+    assert f"Invalid value for '{option}': {10**18} is not in the range" in result.err
+
+
+@pytest.mark.parametrize("command", ["bench", "simulate"])
+def test_a_seed_below_0_is_refused(command: str) -> None:
+    result = prefixwatch(command, "smoke", "--seed", "-1")
+    assert (result.code, "Invalid value for '--seed': -1 is not in the range" in result.err) == (2, True)
+
+
+def test_a_cache_of_a_plan_is_at_most_a_million_times_the_profiles() -> None:
+    """1e308 times as much was infinitely many blocks, and a traceback."""
+    with pytest.raises(UsageError, match="--cache-sizes 1e308: expected numbers above 0, up to 1,000,000"):
+        run_plan(PlanOptions(source="smoke", cache_sizes="1e308"), Console(quiet=True))
