@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import yaml
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
+from prefixwatch.documents import load, load_plain
 from prefixwatch.documents.errors import InputError
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.loadgen.grading.run_figures import RunFigures, figures_of_runs
@@ -36,6 +36,37 @@ from prefixwatch.slo.objective import Objective
 LOG = "requests.parquet"
 TARGET = "target"
 """Instead of a kind of engine: those behind an endpoint that runs already."""
+
+
+class _Kept(BaseModel):
+    """A part of config.yaml, of which grading needs these keys."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Arrivals(_Kept):
+    concurrency: int | None = None
+
+
+class _Scenario(_Kept):
+    arrivals: _Arrivals | None = None
+    warm: bool = False
+    slo: list[str] = []
+    events: list[Event] = []
+    reuse_objective: ReuseObjective | None = None
+
+
+class _Report(_Kept):
+    policy: str
+    reasons: list[str]
+
+
+class _Configuration(_Kept):
+    scenario: _Scenario = _Scenario()
+    block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1)
+    runs: list[_Report] = []
+    notes: list[str] = []
+    incomplete: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,24 +117,22 @@ def read_run(path: Path, slo: Sequence[str] = ()) -> FinishedRun:
             return _of_locust(path, folder, log, slo)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:  # pydantic's is one, too
+    except ValueError as error:  # pydantic's is one, too
         raise InputError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path}: config.yaml, summary.json or run.json isn't as a run writes it ({error!r}): give a folder as a "
-            "run left it"
+            f"{path}: summary.json or run.json isn't as a run writes it ({error!r}): give a folder as a run left it"
         ) from error
     facts = RunFacts(scenario=log_file.stem, engine="unknown", workers=None, block_size=_block_size(log))
     return FinishedRun(path, log, load_objectives(slo), facts)
 
 
 def _of_bench(path: Path, folder: Path, log: pa.Table, slo: Sequence[str]) -> FinishedRun:
-    configuration = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    configuration = load_plain(folder / "config.yaml")
+    found = load(folder / "config.yaml", _Configuration)
     kept = read_summary(folder / "summary.json")
     fleet = read_fleet(folder / "fleet.parquet") if (folder / "fleet.parquet").exists() else []
-    scenario, reports = configuration.get("scenario", {}), configuration.get("runs", [])
-    objective = scenario.get("reuse_objective")
-    events = TypeAdapter(list[Event]).validate_python(scenario.get("events", []))
+    scenario, reports = found.scenario, configuration.get("runs", [])
     runs = figures_of_runs(reports, fleet) or kept.runs
     shared = list(shared_engines(runs, log)) if kept.engine == TARGET else []
     facts = RunFacts(
@@ -111,22 +140,22 @@ def _of_bench(path: Path, folder: Path, log: pa.Table, slo: Sequence[str]) -> Fi
         engine=kept.engine,
         workers=kept.workers,
         policies=list(kept.policies),
-        block_size=int(configuration.get("block_size", DEFAULT_BLOCK_SIZE)),
-        warm=bool(scenario.get("warm")),
+        block_size=found.block_size,
+        warm=scenario.warm,
         seeds=kept.seeds,
         versions=kept.versions,
         started_at=kept.started_at,
         host=kept.host,
         profile=kept.profile,
-        requested_in_flight=(scenario.get("arrivals") or {}).get("concurrency"),
-        notes=configuration.get("notes", []),
+        requested_in_flight=scenario.arrivals.concurrency if scenario.arrivals is not None else None,
+        notes=found.notes,
         runs=runs,
         caches=kept.caches,
-        events=event_plan(events, kept.workers) if events and kept.workers else None,
-        client_reasons=[*shared, *client_reasons(reports, configuration.get("incomplete"))],
-        reuse_objective=ReuseObjective.model_validate(objective) if objective else None,
+        events=event_plan(scenario.events, kept.workers) if scenario.events and kept.workers else None,
+        client_reasons=[*shared, *client_reasons(reports, found.incomplete)],
+        reuse_objective=scenario.reuse_objective,
     )
-    return FinishedRun(path, log, load_objectives(list(slo) or scenario.get("slo") or []), facts, configuration, fleet)
+    return FinishedRun(path, log, load_objectives(list(slo) or scenario.slo), facts, configuration, fleet)
 
 
 def _of_locust(path: Path, folder: Path, log: pa.Table, slo: Sequence[str]) -> FinishedRun:

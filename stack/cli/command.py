@@ -31,7 +31,7 @@ class Command(TyperCommand):
     """Help as plain text, options under the headings of their panels; numbers are finite."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Raises UsageError for nan and infinity: a range's bounds let nan pass, and no comparison with it holds."""
+        """Raises UsageError for nan and infinity: no lower bound stops infinity, and no comparison with nan holds."""
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             if isinstance(value, float) and not isfinite(value):

@@ -104,13 +104,13 @@ def test_the_option_says_which_key_and_which_range() -> None:
 def test_no_option_takes_more_than_memory_holds(command: str, option: str) -> None:
     result = prefixwatch(command, "smoke", option, str(10**18))
     assert result.code == 2
-    assert f"Invalid value for '{option}': {10**18} is not in the range" in result.err
+    assert f"Invalid value for '{option}': Input should be less than or equal to" in result.err
 
 
 @pytest.mark.parametrize("command", ["bench", "simulate"])
 def test_a_seed_below_0_is_refused(command: str) -> None:
     result = prefixwatch(command, "smoke", "--seed", "-1")
-    assert (result.code, "Invalid value for '--seed': -1 is not in the range" in result.err) == (2, True)
+    assert (result.code, "Invalid value for '--seed': Input should be greater than" in result.err) == (2, True)
 
 
 def test_a_cache_of_a_plan_is_at_most_a_million_times_the_profiles() -> None:

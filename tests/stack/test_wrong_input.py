@@ -51,7 +51,7 @@ MESSAGES = [
     (["status", "--exporter", "http://127.0.0.1:abc"], "nonnumeric port: 'abc'; is it running"),
     (["simulate", "{scenario}"], "profile: no step time profile 'h900': choose one of a100-llama-8b"),
     (["compare", "{tmp}/a", "{tmp}/b"], "{tmp}/a: no such folder or file: give a run's folder"),
-    (["compare", "{tmp}", "{tmp}", "--tolerance", "nan"], "--tolerance nan: give a finite number"),
+    (["compare", "{tmp}", "{tmp}", "--tolerance", "inf"], "--tolerance inf: give a finite number"),
     (["plan", "smoke", "--gpu-usd-per-hour", "inf"], "--gpu-usd-per-hour inf: give a finite number"),
     (["simulate", "smoke", "--prefill-policy", "score"], "belong to a split fleet: add --prefill-workers"),
     (
