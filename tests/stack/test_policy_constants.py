@@ -140,12 +140,11 @@ def test_a_target_is_measured_for_the_policy_of_its_router(tmp_path: Path) -> No
 
 
 def test_a_targets_constants_are_for_the_policies_that_are_named(tmp_path: Path) -> None:
-    target = {"target": "http://127.0.0.1:9", "policy": "score{queue_patience=2}"}
-    asked = BenchOptions(**target, calibrate=True)
-    assert specs_of(asked, None) == {"score{queue_patience=2}": "score{queue_patience=2}"}
+    plain = BenchOptions(target="http://127.0.0.1:9", policy="score{queue_patience=2}")
+    assert specs_of(replace(plain, calibrate=True), None) == {"score{queue_patience=2}": "score{queue_patience=2}"}
     for options, message in (
-        (BenchOptions(**target), "--policy: a target routes by a policy of its own: leave it out, or add --calibrate"),
-        (BenchOptions(target="http://127.0.0.1:9", engine="vllm"), "--engine: a target has engines of its own"),
+        (plain, "--policy: a target routes by a policy of its own: leave it out, or add --calibrate"),
+        (replace(plain, engine="vllm"), "--engine: a target has engines of its own"),
     ):
         with pytest.raises(UsageError, match=message):
             specs_of(options, None)
