@@ -38,7 +38,7 @@ from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import NO_TOKENS, Fleet, NoWorkers, Policy, RouteRequest
 from prefixwatch.simulator.disaggregation import Disaggregated, DisaggregationOptions, Split
 from prefixwatch.simulator.engine_views import EngineView, load_report
-from prefixwatch.simulator.result import SimulationResult, WorkerTotals, new_record
+from prefixwatch.simulator.result import SimulationResult, WorkerTotals, new_record, note_parts
 from prefixwatch.simulator.traffic.synthetic import infinite_cache_tokens
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
@@ -181,6 +181,10 @@ class _Journey:
     split: Split
     decode: _Stay
     prefill: _Stay | None
+    computing_s: float = 0.0
+    """At the prefill worker."""
+    transfer_s: float = 0.0
+    """From the end of that until its KV is at the decode worker."""
 
 
 class DisaggregatedSimulation:
@@ -341,6 +345,7 @@ class DisaggregatedSimulation:
         options = self._policies.options
         self._link_free_s = max(self._link_free_s, now_s) + options.link_seconds(missing)
         arrives_s = self._link_free_s + options.transfer_seconds(missing)
+        journey.computing_s, journey.transfer_s = _computing_s(sequence, now_s), arrives_s - now_s
         heapq.heappush(self._events, (arrives_s, _TRANSFERRED, len(self._transfers)))
         self._transfers.append(journey)
 
@@ -352,6 +357,7 @@ class DisaggregatedSimulation:
         journey.record.first_byte_s = journey.record.first_token_s = now_s
         if journey.split.prefill is None:
             self._note_prefill(journey, journey.decode, sequence)
+        note_parts(journey.record, journey.computing_s + _computing_s(sequence, now_s), journey.transfer_s)
         self.decode.first_token(journey.route, journey.decode)
         self._policies.on_first_token(journey.route, journey.split, now_s)
 
@@ -403,6 +409,12 @@ class DisaggregatedSimulation:
                 side.index.store(worker, blocks[event.first : event.first + event.count])
             elif isinstance(event, BlockEvicted):
                 side.index.remove(worker, [event.block])
+
+
+def _computing_s(sequence: SequenceState, now_s: float) -> float:
+    """From its admission to the batch to its first token, which it has now."""
+    assert sequence.scheduled_s is not None
+    return now_s - sequence.scheduled_s
 
 
 def _cache_view(index: BlockIndex | None, engine: EngineConfig, *, looks: bool) -> CacheView:

@@ -29,7 +29,7 @@ from prefixwatch.router.placement.cache_view import CacheView
 from prefixwatch.router.policy import NoWorkers, Place, Policy, Worker
 from prefixwatch.simulator.engine_views import TruthView, load_report
 from prefixwatch.simulator.event_engine import EventEngine
-from prefixwatch.simulator.result import SimulationResult, WorkerTotals, new_record
+from prefixwatch.simulator.result import SimulationResult, WorkerTotals, new_record, note_parts
 from prefixwatch.simulator.router import Placement, SimulatedRouter, ViewKind, make_views
 from prefixwatch.simulator.snapshot_view import SnapshotView
 from prefixwatch.simulator.traffic.closed_loop import ClosedLoop
@@ -302,10 +302,7 @@ class FleetSimulation:
         record.first_byte_s = record.first_token_s = sequence.first_token_s
         record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
         if sequence.scheduled_s is not None:
-            record.migrate_s = record.migrate_s or 0.0
-            record.prefill_s = sequence.first_token_s - sequence.scheduled_s
-            waited_s = sequence.first_token_s - record.scheduled_s
-            record.queue_s = max(0.0, waited_s - record.migrate_s - record.prefill_s)  # not below 0 by rounding
+            note_parts(record, sequence.first_token_s - sequence.scheduled_s, record.migrate_s or 0.0)
         placement.router.first_token(placement, sequence.first_token_s)
 
     def _note_end(self, request_id: str, now_s: float, output_tokens: int) -> None:

@@ -54,6 +54,13 @@ class SimulationResult:
         return max_over_mean_in_flight(self.records, [worker.name for worker in self.workers])
 
 
+def note_parts(record: RequestRecord, prefill_s: float, migrate_s: float) -> None:
+    """The three parts of the time to its first token, which it has had; what the two leave of it is the queue."""
+    assert record.ttft_s is not None
+    record.prefill_s, record.migrate_s = prefill_s, migrate_s
+    record.queue_s = max(0.0, record.ttft_s - prefill_s - migrate_s)  # rounding must not make it negative
+
+
 def new_record(policy: str, index: int, request: SimulatedRequest, shared_tokens: int) -> RequestRecord:
     """The record of a request that arrives as planned, yet to be served; `shared_tokens` if its plan doesn't say."""
     return RequestRecord(

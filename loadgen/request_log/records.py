@@ -128,7 +128,7 @@ class RequestRecord:
     queue_s: float | None = None
     """Wait for the prefill: the second part; what prefill and migration leave of the time to first token."""
     migrate_s: float | None = None
-    """Wait for blocks on their way, of a moved session or pulled from another cache: the third part."""
+    """Wait for blocks on their way, of a moved session, from another cache or a prefill worker: the third part."""
     move: str = ""
     """`soft` (blocks sent) or `hard` (computed again) for the first request of a session that was moved on purpose."""
     move_why: str = ""

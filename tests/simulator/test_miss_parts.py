@@ -16,6 +16,8 @@ from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.loadgen.scenario.fleet_section import Event, EventPlan, event_plan
 from prefixwatch.loadgen.scenario.moves_section import Moves
 from prefixwatch.simulator.caches.fleet import simulate_caches
+from prefixwatch.simulator.disaggregated import simulate_disaggregated
+from prefixwatch.simulator.disaggregation import DisaggregationOptions
 from prefixwatch.simulator.fleet_events import simulate_events
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
@@ -84,6 +86,26 @@ def test_the_parts_sum_to_the_time_to_first_token_whatever_is_pulled(
     for record in result.records:
         if record.ttft_s is not None and not record.retries:
             assert record.migrate_s == pytest.approx(pulled[record.index].pull_s or 0.0, abs=1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 10), st.booleans(), st.none() | st.floats(1e3, 1e6))
+def test_the_parts_sum_to_the_time_to_first_token_in_a_split_fleet(
+    seed: int, sessions: int, conditional: bool, link: float | None
+) -> None:
+    options = DisaggregationOptions(conditional=conditional, local_below_tokens=400, link_tokens_per_second=link)
+    result = simulate_disaggregated(
+        crowd(sessions, seed),
+        prefill_workers=1,
+        decode_workers=2,
+        prefill_policy="mooncake",
+        decode_policy="round_robin",
+        engine=ENGINE,
+        options=options,
+    )
+    parts_add_up(result)
+    for record in result.records:
+        assert record.migrate_s == 0.0 or record.reason.startswith("remote:")
 
 
 @settings(max_examples=8, deadline=None)
