@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-heavy test-light unit lint format bench claims mutants dashboards-render lock clean
+.PHONY: help demo test unit lint format bench claims mutants dashboards-render lock clean
 
 help:
 	@echo "make demo    does cache-aware routing pay? 4 simulated engines, report in results/demo/report.html"
@@ -24,14 +24,7 @@ test: .venv/dev
 	$(MAKE) --no-print-directory lint
 	scripts/install-test-engine
 	scripts/install-test-peers
-	$(MAKE) --no-print-directory --jobs 2 test-heavy test-light
-
-# The tests that keep real engines busy, and beside them all the others.
-test-heavy:
-	$(BIN)/pytest -m heavy
-
-test-light:
-	$(BIN)/pytest -m "not heavy"
+	scripts/run-tests
 
 unit: .venv/dev
 	$(BIN)/pytest -m "not vllm and not browser and not prometheus and not peers and not render"
