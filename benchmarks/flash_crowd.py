@@ -19,8 +19,8 @@ from benchmarks.plot import Curve, Panel, svg
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import RequestRecord
-from prefixwatch.router.config import DegradationConfig
 from prefixwatch.router.degradation.chain import Transition
+from prefixwatch.router.degradation.config import DegradationConfig
 from prefixwatch.router.degradation.policy import DegradingPolicy
 from prefixwatch.router.policies import make_policy
 from prefixwatch.simulator.fleet import FleetSimulation

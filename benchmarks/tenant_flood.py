@@ -17,8 +17,8 @@ import numpy as np
 
 from prefixwatch.engines.model.block_pool import BlockPool
 from prefixwatch.kvcache.blocks import Hashes, block_hashes
-from prefixwatch.router.config import FairnessConfig
 from prefixwatch.router.placement.fair_share import FairShare
+from prefixwatch.router.tenant_config import FairnessConfig
 
 _CACHE_TOKENS, _BLOCK, _SECONDS = 65_536, 16, 600
 _FLOOD_PER_SECOND = 20

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from prefixwatch.documents.hints import did_you_mean
+from prefixwatch.documents.section import Settings
 from prefixwatch.documents.units import (
     Blocks,
     GbitPerSecond,
     KvBytesPerTokenOrNone,
     LatencySeconds,
-    TokensOrNone,
-    WaitSeconds,
     WaitSecondsOrNone,
 )
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.kvcache.events.endpoints import check_endpoints, endpoint_list
 from prefixwatch.kvcache.index.audit import DEFAULT_AUDIT_SHARE
 from prefixwatch.kvcache.prompts.mending import KINDS
-from prefixwatch.router.degradation.chain import Limits, Step
+from prefixwatch.router.degradation.config import DegradationConfig
 from prefixwatch.router.policy import Place
+from prefixwatch.router.tenant_config import FairnessConfig, IdentityConfig, IsolationConfig, TenantsConfig
 
-CLIENT_SALT_PREFIX = "client:"
 SESSION_KEYS = ("header", "thread", "user", "opening")
 """Kinds of session keys, beside cookies."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
-
-
-class WorkerConfig(_Section):
+class WorkerConfig(Settings):
     """One engine. `kv_events` and `kv_replay` are ZMQ endpoints of its cache events (vLLM and SGLang publish them)."""
 
     name: str = Field(min_length=1)
@@ -102,7 +96,7 @@ WORKER_PLACE = ("role", "pool", "namespace", "cluster")
 """The keys of a worker that records and metrics repeat."""
 
 
-class PolicyConfig(_Section):
+class PolicyConfig(Settings):
     """How a worker is chosen for each request."""
 
     name: str = "cache_aware"
@@ -113,7 +107,7 @@ class PolicyConfig(_Section):
     """The policy's own options; `prefixwatch policies --json` lists names, defaults and reasons."""
 
 
-class CacheViewConfig(_Section):
+class CacheViewConfig(Settings):
     """What the router believes the engines cache: their own KV events, its routing history, or nothing."""
 
     source: Literal["events", "history", "none"] = "history"
@@ -132,121 +126,7 @@ class CacheViewConfig(_Section):
     """Look every prompt up block by block: right even with holes, and slower."""
 
 
-class TenantsConfig(_Section):
-    """Who sent a request, by a header that the gateway in front has authenticated, and the tenant's cache salt.
-
-    A tenant with a salt always gets that salt. Where any salt is set, other callers' own salts are prefixed,
-    so that nobody reaches a tenant's blocks by sending its salt. With `trust_client_salt`, or without salts
-    here, the request's own `cache_salt` counts.
-    """
-
-    header: str = "x-tenant-id"
-    session_header: str = "x-session-id"
-    user_header: str = "x-user-id"
-    """Says whose session it is: what a user's other sessions left is the locality of identity."""
-    class_header: str = "x-request-class"
-    """Says which objectives a request is judged by."""
-    names: list[str] = Field(default_factory=list)
-    """Tenants without a salt. These and the salted ones are called by name in records, all others by a keyed hash."""
-    salts: dict[str, str] = Field(default_factory=dict)
-    trust_client_salt: bool = False
-
-    @field_validator("salts")
-    @classmethod
-    def _usable_salts(cls, salts: dict[str, str]) -> dict[str, str]:
-        for tenant, salt in salts.items():
-            if not salt or salt.startswith(CLIENT_SALT_PREFIX):
-                raise ValueError(f"the salt of tenant '{tenant}' is empty or begins with '{CLIENT_SALT_PREFIX}'")
-        return salts
-
-    @property
-    def known(self) -> frozenset[str]:
-        """Tenants that are configured."""
-        return frozenset((*self.names, *self.salts))
-
-    @property
-    def guards_salts(self) -> bool:
-        """Whether clients' own salts must not reach a tenant's blocks."""
-        return bool(self.salts) and not self.trust_client_salt
-
-    def salt_for(self, tenant: str, claimed: str | None) -> str | None:
-        """The `cache_salt` to send for a request of `tenant` that came with the salt `claimed`."""
-        if self.trust_client_salt and claimed:
-            return claimed
-        own = self.salts.get(tenant)
-        if own:
-            return own
-        if self.guards_salts and claimed:
-            return CLIENT_SALT_PREFIX + claimed
-        return claimed
-
-
-class JwtConfig(_Section):
-    """Tokens that name the tenant in a claim. Only signatures with a public key count, and only before they expire."""
-
-    jwks: str = Field(min_length=1)
-    """The file or https:// address of the keys that sign (RFC 7517). A file is read again when it changes, an address
-    every 5 minutes."""
-    claim: str = Field(default="tenant", min_length=1)
-    """The claim that holds the tenant's name."""
-    audience: str | None = None
-    """What `aud` must name; not checked where not given."""
-    issuer: str | None = None
-    """What `iss` must be; not checked where not given."""
-
-
-class IdentityConfig(_Section):
-    """Who a tenant is, authenticated by the router itself, and the cache salt derived from that.
-
-    With `trusted_proxies`, `api_keys` or `jwt`, what clients say of themselves no longer counts: the tenant header does
-    only from those proxies. With a `namespace_key`, cache salts in bodies and headers are dropped.
-    """
-
-    trusted_proxies: list[str] = Field(default_factory=list)
-    """Addresses or networks, such as 10.0.0.0/8, whose tenant header counts. From others it is refused."""
-    secrets_file: Path | None = None
-    """YAML with `namespace_key`, from which each tenant's salt is derived (HMAC-SHA256), and `api_keys`: by tenant, the
-    SHA-256 hashes of its keys. Read again when it changes."""
-    api_keys: bool = False
-    """Clients send an API key of the secrets file, as `Authorization: Bearer KEY` or `x-api-key`."""
-    jwt: JwtConfig | None = None
-    """Clients send a token as `Authorization: Bearer TOKEN`; needs the optional extra `jwt`."""
-    required: bool = False
-    """Refuse requests without an identity. Otherwise they share a namespace of their own."""
-    trust_groups: dict[str, list[str]] = Field(default_factory=dict)
-    """Tenants that may share their caches, by the group's name; each tenant is in one group at most. Prompts common to
-    all of a group are computed and kept once, and its tenants can find out what the others sent."""
-
-    @property
-    def authenticates(self) -> bool:
-        """Whether the tenant header alone no longer counts."""
-        return bool(self.trusted_proxies or self.api_keys or self.jwt)
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _networks(cls, given: list[str]) -> list[str]:
-        for one in given:
-            try:
-                ipaddress.ip_network(one, strict=False)
-            except ValueError:
-                raise ValueError(f"'{one}' is not an address or network (example: 10.0.0.0/8)") from None
-        return given
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.api_keys and self.secrets_file is None:
-            raise ValueError("api_keys needs the secrets_file that has them")
-        if (self.required or self.secrets_file is not None) and not self.authenticates:
-            raise ValueError("who a tenant is must be certain: add trusted_proxies, api_keys or jwt")
-        group_of: dict[str, str] = {}
-        for group, tenants in self.trust_groups.items():
-            for tenant in tenants:
-                if group_of.setdefault(tenant, group) != group:
-                    raise ValueError(f"tenant '{tenant}' is in two trust_groups: '{group_of[tenant]}' and '{group}'")
-        return self
-
-
-class RequestRecordsConfig(_Section):
+class RequestRecordsConfig(Settings):
     """The records of finished requests that the exporter reads at `/router/requests`."""
 
     kept: int = Field(default=16_384, ge=1)
@@ -256,38 +136,7 @@ class RequestRecordsConfig(_Section):
     so that a session has one name; without it each router draws its own."""
 
 
-class IsolationConfig(_Section):
-    """What is remembered of each tenant's prompts, to see whose cache a request reused. No prompt can be read from it.
-
-    `caches_at_start` says what engines held that already ran when the router started: `ask` reads from their metrics
-    whether they had served anything, `empty` trusts that they had not, `unknown` never does. Set it to `unknown` where
-    anything but this router sends to the engines: reuse of what it never saw proves nothing. (Several routers that one
-    exporter scrapes are seen to share engines, and don't need it.)
-    """
-
-    remember: bool = True
-    """false switches the audit off, and its memory."""
-    blocks: int = Field(default=4_194_304, ge=1024, le=2**30)
-    """Blocks remembered of all tenants together, 16 to 60 bytes each: at least as many as the engines' caches hold. A
-    tenant that sends more than an equal share is remembered less far back."""
-    tenants: int = Field(default=10_000, ge=0, le=2**30)
-    """Tenants remembered beside the configured ones."""
-    caches_at_start: Literal["ask", "empty", "unknown"] = "ask"
-    """What engines held before the router started; see above."""
-
-
-class FairnessConfig(_Section):
-    """How much of the caches one tenant, or trust group, may fill while others use them. Off without `cache_tokens`."""
-
-    cache_tokens: TokensOrNone = None
-    """What all engines' caches hold together, in tokens. With several routers, each one's part of it."""
-    share: float = Field(default=0.5, gt=0, le=1)
-    """The part of it that one tenant may fill within the window. Beyond it gets a 429 with Retry-After."""
-    window_seconds: WaitSeconds = 60.0
-    """How long others' prompts should stay cached between two uses."""
-
-
-class TimeoutsConfig(_Section):
+class TimeoutsConfig(Settings):
     """Seconds."""
 
     connect_seconds: float = Field(default=5.0, gt=0)
@@ -302,7 +151,7 @@ class TimeoutsConfig(_Section):
     """How long to wait at start for a first healthy worker."""
 
 
-class HealthConfig(_Section):
+class HealthConfig(Settings):
     """How a worker is found to be up or down, and asked for its load."""
 
     interval_seconds: float = Field(default=2.0, gt=0)
@@ -324,71 +173,7 @@ class HealthConfig(_Section):
     every 10 s and production-stack every 30 s, and each uses a report until the next."""
 
 
-_StepName = Literal["re_sticky", "warm_pool", "smaller_model", "async_prefill"]
-
-
-class DegradationConfig(_Section):
-    """What the router does for a request class whose predicted TTFT exceeds its objective. Off unless `enabled`.
-
-    The steps and their exits are in docs/caches-that-move.md.
-    """
-
-    enabled: bool = False
-    """Needs a view of the caches: `cache_view.source` other than `none`, and a `model_dir`."""
-    ttft_seconds: float = Field(default=2.0, gt=0)
-    """The objective of a first token. Lower: the chain begins earlier."""
-    classes: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Request classes with an objective of their own; each has its own state. All others share one."""
-    steps: tuple[_StepName, ...] = ("re_sticky", "warm_pool", "smaller_model", "async_prefill")
-    """The steps that may be taken, in this order: `re_sticky`, `warm_pool`, `smaller_model` (needs `smaller_models`),
-    `async_prefill`."""
-    opening_tokens: int = Field(default=256, ge=1)
-    """Re-sticky: the part of a prompt that must be cached where the request goes. Larger: fewer workers qualify."""
-    warm_pool_workers: int = Field(default=1, ge=1)
-    """Workers that are reserved for misses at first. More: misses wait less, and hits have fewer workers."""
-    warm_pool_most_ratio: float = Field(default=0.5, gt=0, lt=1)
-    """The share of the workers that the pool may grow to while its backlog exceeds the objective."""
-    miss_ratio: float = Field(default=0.25, gt=0)
-    """A request is a miss when its uncached tokens take more than this share of the objective. Lower: more requests go
-    to the pool, and hits wait for less."""
-    smaller_models: dict[str, str] = Field(default_factory=dict)
-    """A model, and the smaller one that may answer instead. Only for clients that send `Prefer: smaller-model`; the
-    answer has `Preference-Applied: smaller-model`."""
-    async_pending: int = Field(default=64, ge=1)
-    """Asynchronous prefills at once; beyond them requests are served as usual. Only for clients that send
-    `Prefer: respond-async`."""
-    async_kept_seconds: float = Field(default=120.0, gt=0)
-    """How long the client may take to send the request again."""
-    exit_ratio: float = Field(default=0.7, gt=0, lt=1)
-    """Steps end once the prediction is at most this share of the objective. Lower: later exits, fewer changes."""
-    entry_seconds: float = Field(default=2.0, ge=0)
-    """How long the prediction must exceed the objective before a step is taken."""
-    dwell_seconds: float = Field(default=5.0, ge=0)
-    """How long a step lasts at least before the next is taken, or it ends by relief; also between two workers that the
-    pool grows by."""
-    relief_seconds: float = Field(default=30.0, gt=0)
-    """How long the prediction must be low before a step ends; doubled by every relapse."""
-    rearm_seconds: float = Field(default=300.0, gt=0)
-    """How long a class must be calm before a step that didn't help is tried again."""
-
-    def limits(self, ttft_seconds: float | None = None) -> Limits:
-        """The chain's numbers for a class with this objective; None: the common one."""
-        return Limits(
-            objective_seconds=self.ttft_seconds if ttft_seconds is None else ttft_seconds,
-            exit_ratio=self.exit_ratio,
-            entry_seconds=self.entry_seconds,
-            dwell_seconds=self.dwell_seconds,
-            relief_seconds=self.relief_seconds,
-            rearm_seconds=self.rearm_seconds,
-        )
-
-    def chain(self) -> list[Step]:
-        """The steps that can be taken."""
-        steps = [Step(name) for name in self.steps]
-        return [step for step in steps if step is not Step.SMALLER_MODEL or self.smaller_models]
-
-
-class MovesConfig(_Section):
+class MovesConfig(Settings):
     """Sessions that are moved on purpose when their worker drains, dies or is overloaded. Off unless `enabled`.
 
     How the way is chosen is in docs/caches-that-move.md.
@@ -410,7 +195,7 @@ class MovesConfig(_Section):
     for longest aren't moved, and find their way as new ones do."""
 
 
-class SplitConfig(_Section):
+class SplitConfig(Settings):
     """Prefill and decode apart: long uncached prompts are computed by a worker with the role `prefill`, and the worker
     that answers loads their KV from a store that both share. Off unless `enabled`."""
 
@@ -426,7 +211,7 @@ class SplitConfig(_Section):
     given up sooner. Keep it below your clients' own time-out."""
 
 
-class RouterSettings(_Section):
+class RouterSettings(Settings):
     """What a user sets of the router; `prefixwatch.yaml` has the same keys."""
 
     host: str = "127.0.0.1"

@@ -11,32 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from prefixwatch.documents import DocumentError, KeyPath, load, parse_plain, validate
+from prefixwatch.documents.section import Settings
 from prefixwatch.documents.units import MOST_WORKERS, BlocksOrNone
 from prefixwatch.exporters.config import ExporterConfig, ExporterSettings, TargetConfig, split_listen, validated
 from prefixwatch.exporters.http.client_config import Authorization
 from prefixwatch.exporters.requests.config import Pricing
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.loadgen.scenario.fleet_section import Workers
-from prefixwatch.router.config import (
-    WORKER_PLACE,
-    RequestRecordsConfig,
-    RouterConfig,
-    RouterSettings,
-    TenantsConfig,
-    WorkerConfig,
-)
+from prefixwatch.router.config import WORKER_PLACE, RequestRecordsConfig, RouterConfig, RouterSettings, WorkerConfig
+from prefixwatch.router.tenant_config import TenantsConfig
 
 ENVIRONMENT_PREFIX = "PREFIXWATCH_"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
-
-
-class FleetSection(_Section):
+class FleetSection(Settings):
     """The engines: those to start on this machine, or those that already run."""
 
     engine: Literal["simulated", "vllm"] = "simulated"
@@ -47,9 +38,9 @@ class FleetSection(_Section):
     """Step-time profile of simulated engines: a shipped one's name, or a file."""
     capacity_blocks: BlocksOrNone = Field(default=None, ge=1)
     """KV blocks per simulated engine."""
-    kinds: list[Workers] = []
+    kinds: list[Workers] = Field(default=[])
     """Unlike engines to start, instead of `workers` equal ones: as `fleet` of a scenario."""
-    targets: list[WorkerConfig] = []
+    targets: list[WorkerConfig] = Field(default=[])
     """Running engines; with any of them, none is started."""
 
     @property
@@ -58,7 +49,7 @@ class FleetSection(_Section):
         return sum(kind.count for kind in self.kinds) or self.workers
 
 
-class TenantSection(_Section):
+class TenantSection(Settings):
     """A tenant and the cache salt that keeps its blocks apart."""
 
     name: str = Field(min_length=1)
@@ -67,7 +58,7 @@ class TenantSection(_Section):
     """The `cache_salt` of all its requests; without one its blocks are shared with the other tenants'."""
 
 
-class TokenizerSection(_Section):
+class TokenizerSection(Settings):
     """How the engines cut prompts into tokens and blocks."""
 
     model_dir: Path | None = None
@@ -93,14 +84,14 @@ class RouterSection(RouterSettings):
     """Newest request records kept for the exporter; about 1 KB each."""
 
 
-class SloSection(_Section):
+class SloSection(Settings):
     """What requests are judged by."""
 
     objectives: list[str] | None = None
     """SLO documents: files, or names of shipped ones; default: all shipped ones."""
 
 
-class SecuritySection(_Section):
+class SecuritySection(Settings):
     """Secrets of the fleet."""
 
     hash_secret: SecretStr | None = Field(default=None, min_length=16)
@@ -108,12 +99,12 @@ class SecuritySection(_Section):
     without it each draws its own."""
 
 
-class PrefixwatchConfig(_Section):
+class PrefixwatchConfig(Settings):
     """The whole file; every section and key has a default."""
 
     fleet: FleetSection = FleetSection()
     """The engines."""
-    tenants: list[TenantSection] = []
+    tenants: list[TenantSection] = Field(default=[])
     """Tenants that are called by name in metrics, and their salts."""
     tokenizer: TokenizerSection = TokenizerSection()
     """The served model's tokenizer and block size."""

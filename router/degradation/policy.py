@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from prefixwatch.router.config import DegradationConfig
 from prefixwatch.router.degradation.chain import STATES, Limits, Rule, Signals, State, Step, Transition, advance
+from prefixwatch.router.degradation.config import DegradationConfig
 from prefixwatch.router.degradation.prediction import Recent, TtftLine
 from prefixwatch.router.policy import Decision, Fleet, Memory, Policy, RouteRequest, Worker
 

@@ -19,12 +19,12 @@ from prefixwatch.kvcache.events.wire import Namespace
 from prefixwatch.kvcache.index.keyed_blocks import BlockKey, names
 from prefixwatch.kvcache.prompts.media import readable_tokens
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer, TokenizerError
-from prefixwatch.router.config import TenantsConfig
 from prefixwatch.router.errors import BadRequest
 from prefixwatch.router.exchange.endpoints import CHAT, COMPLETIONS, GENERATING, READ
 from prefixwatch.router.exchange.namespaces import Namespaces, with_only_this_salt
 from prefixwatch.router.exchange.routing_key import RoutingKey, mended_chat, mended_text
 from prefixwatch.router.policy import MAX_OUTPUT_TOKENS, NO_TOKENS
+from prefixwatch.router.tenant_config import TenantsConfig
 
 _NO_BLOCKS: Hashes = np.empty(0, dtype=np.uint64)
 

@@ -12,7 +12,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from prefixwatch.router.config import FairnessConfig
+from prefixwatch.router.tenant_config import FairnessConfig
 
 _OWNERS = 10_000
 

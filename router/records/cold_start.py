@@ -11,7 +11,7 @@ import re
 import aiohttp
 
 from prefixwatch.router.bounded import TooLong, read_at_most
-from prefixwatch.router.config import IsolationConfig
+from prefixwatch.router.tenant_config import IsolationConfig
 
 _PAGE_BYTES = 16 * 2**20
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)

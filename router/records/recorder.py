@@ -10,11 +10,12 @@ from prefixwatch.kvcache.isolation_findings import Finding, IsolationWatch
 from prefixwatch.kvcache.prompts.media import readable_tokens
 from prefixwatch.kvcache.request_record import Pseudonyms, RequestRecord, mark_depths
 from prefixwatch.kvcache.tenant_memory import TenantMemory
-from prefixwatch.router.config import IsolationConfig, RouterConfig
+from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.exchange.exchange import GROUP, Exchange
 from prefixwatch.router.policy import NO_TOKENS
 from prefixwatch.router.records.miss_cost import MissCosts
 from prefixwatch.router.records.request_log import RequestLog
+from prefixwatch.router.tenant_config import IsolationConfig
 
 _CLASS_CHARACTERS, _MODEL_CHARACTERS, _ID_CHARACTERS = 64, 128, 64
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")

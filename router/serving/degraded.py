@@ -22,8 +22,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from prefixwatch.router.config import DegradationConfig
 from prefixwatch.router.degradation.chain import Step
+from prefixwatch.router.degradation.config import DegradationConfig
 from prefixwatch.router.degradation.policy import DegradingPolicy
 from prefixwatch.router.exchange.endpoints import READ
 from prefixwatch.router.exchange.exchange import Exchange, Outcome

@@ -14,10 +14,10 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from prefixwatch.router.config import IdentityConfig
 from prefixwatch.router.errors import BadRequest, RouterError
 from prefixwatch.router.exchange.namespaces import is_tenant_name, names_a_salt
 from prefixwatch.router.serving.identity_files import IdentityFiles
+from prefixwatch.router.tenant_config import IdentityConfig
 
 _API_KEY_HEADER = "x-api-key"
 _CREDENTIALS = frozenset({"authorization", _API_KEY_HEADER})

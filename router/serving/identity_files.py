@@ -15,9 +15,9 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefixwatch.documents import DocumentError, load
-from prefixwatch.router.config import IdentityConfig
 from prefixwatch.router.errors import RouterError
 from prefixwatch.router.exchange.namespaces import is_tenant_name
+from prefixwatch.router.tenant_config import IdentityConfig
 
 CHECK_SECONDS = 2.0
 """Between two looks at the files."""

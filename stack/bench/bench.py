@@ -32,7 +32,8 @@ from prefixwatch.loadgen.request_log.records import RequestRecord, read_requests
 from prefixwatch.loadgen.results.run_folder import TARGET
 from prefixwatch.loadgen.scenario.model import Scenario
 from prefixwatch.loadgen.sending.run_config import RunConfig
-from prefixwatch.router.config import CacheViewConfig, PolicyConfig, RouterConfig, TenantsConfig
+from prefixwatch.router.config import CacheViewConfig, PolicyConfig, RouterConfig
+from prefixwatch.router.tenant_config import TenantsConfig
 from prefixwatch.slo.build import load_objectives
 from prefixwatch.slo.objective import RequestField
 from prefixwatch.stack.bench.levels import LevelRun, LevelsRequest, run_levels, write_levels

@@ -16,7 +16,8 @@ from prefixwatch.engines.process import ManagedProcess, free_port
 from prefixwatch.exporters.requests.ledger import ROUTER, RequestLedger
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.kvcache.request_record import RequestPage
-from prefixwatch.router.config import IsolationConfig, PolicyConfig, RouterConfig, TenantsConfig
+from prefixwatch.router.config import PolicyConfig, RouterConfig
+from prefixwatch.router.tenant_config import IsolationConfig, TenantsConfig
 from prefixwatch.stack.local.fleet import as_workers, start_router
 from tests.live.conftest import MakePrompt
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
-from prefixwatch.router.config import DegradationConfig, RouterConfig
+from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.degradation.chain import Entry, State, Step
+from prefixwatch.router.degradation.config import DegradationConfig
 from prefixwatch.router.degradation.policy import DegradingPolicy
 from prefixwatch.router.errors import RouterError
 from prefixwatch.router.policies import make_policy

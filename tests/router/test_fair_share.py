@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.tenant_flood import measured
-from prefixwatch.router.config import FairnessConfig
 from prefixwatch.router.placement.fair_share import FairShare
+from prefixwatch.router.tenant_config import FairnessConfig
 from tests.router.conftest import Start
 from tests.router.fake_engine import FakeEngine
 

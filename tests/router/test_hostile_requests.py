@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from prefixwatch.kvcache.blocks import as_tokens, block_hashes
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
-from prefixwatch.router.config import TenantsConfig
 from prefixwatch.router.errors import BadRequest
 from prefixwatch.router.exchange.endpoints import CHAT, COMPLETIONS
 from prefixwatch.router.exchange.prompt import PromptLimits, PromptReader
@@ -29,6 +28,7 @@ from prefixwatch.router.placement.ledger import Ledger
 from prefixwatch.router.placement.load import load_report
 from prefixwatch.router.policies import POLICIES, make_policy
 from prefixwatch.router.policy import LoadReport, RouteRequest
+from prefixwatch.router.tenant_config import TenantsConfig
 from tests.router.fake_engine import DONE, FakeEngine, Out, delta, never_answer, until, usage
 
 Engines = list[FakeEngine]

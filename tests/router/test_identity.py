@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from prefixwatch.kvcache.isolation_findings import FindingKind
-from prefixwatch.router.config import IdentityConfig
 from prefixwatch.router.errors import RouterError
 from prefixwatch.router.exchange.namespaces import Namespaces, framed, with_only_this_salt
 from prefixwatch.router.serving import identity_files
 from prefixwatch.router.serving.identity_files import IdentityFiles
+from prefixwatch.router.tenant_config import IdentityConfig
 from tests.router.conftest import Client, Start
 from tests.router.fake_engine import FakeEngine, until
 from tests.router.test_request_log import answering, page

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
-from prefixwatch.router.config import RouterConfig, TenantsConfig
+from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.exchange.endpoints import CHAT, GENERATING, HELPING
 from prefixwatch.router.exchange.prompt import Prompt, PromptReader
 from prefixwatch.router.policies import make_policy
@@ -20,6 +20,7 @@ from prefixwatch.router.policies.preble.prefix_tree_load import PrefixTreeLoad
 from prefixwatch.router.policies.shared.routed_hashes import RoutedHashes
 from prefixwatch.router.serving.models import ServedModels
 from prefixwatch.router.serving.router import ROUTER, create_app
+from prefixwatch.router.tenant_config import TenantsConfig
 from tests.router.fake_engine import FakeEngine, Out, until
 
 Engines = list[FakeEngine]

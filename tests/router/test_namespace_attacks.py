@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwatch.router.config import IdentityConfig
 from prefixwatch.router.exchange.namespaces import is_tenant_name, names_a_salt, with_only_this_salt
 from prefixwatch.router.serving import identity_files
 from prefixwatch.router.serving.identity_files import IdentityFiles
+from prefixwatch.router.tenant_config import IdentityConfig
 from tests.router.conftest import Start
 from tests.router.fake_engine import FakeEngine, until
 from tests.router.test_identity import ACME, BOLT, by_key, by_proxy, key_set, salts, status, token, written

@@ -20,7 +20,8 @@ from prefixwatch.engines import fleet
 from prefixwatch.engines.fleet import EngineHandle
 from prefixwatch.engines.process import free_port
 from prefixwatch.engines.tiny_model import default_model_dir
-from prefixwatch.router.config import IdentityConfig, PolicyConfig, RouterConfig
+from prefixwatch.router.config import PolicyConfig, RouterConfig
+from prefixwatch.router.tenant_config import IdentityConfig
 from prefixwatch.stack.audit.consent import is_loopback
 from prefixwatch.stack.audit.engines import lost_hit_tokens
 from prefixwatch.stack.local.fleet import as_workers, start_router
