@@ -19,15 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from prefixwatch.engines.model.engine import (
-    BlockEvicted,
-    BlocksStored,
-    EngineConfig,
-    EngineModel,
-    RequestError,
-    SequenceState,
-    SimRequest,
-)
+from prefixwatch.engines.model.accounts import BlockEvicted, BlocksStored
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel
+from prefixwatch.engines.model.sequence import RequestError, SequenceState, SimRequest
 from prefixwatch.kvcache.index.block_index import BlockIndex
 from prefixwatch.kvcache.prediction import longest_common_blocks, prediction_cause
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord

@@ -63,7 +63,7 @@ class EventEngine(EngineModel):
         batch = self._batch
         assert batch is not None
         # Evictions are reported at the end of this step; a preempted request may be admitted again in the next one.
-        alone = bool(self._events) or self.counters.preempted_requests != preempted
+        alone = bool(self._held.events) or self.counters.preempted_requests != preempted
         if self._jumps and step.decode_sequences == len(batch) and not alone:
             contexts = sum(sequence.computed_tokens + 1 for sequence, _ in batch)
             self._step_growth_s, alike = self.config.step_time.decode_growth_s(len(batch), contexts)
@@ -151,11 +151,7 @@ class EventEngine(EngineModel):
     def _blocks_missing(self, steps: int) -> int:
         """Blocks that the batch lacks for `steps` steps after the one in work."""
         assert self._batch is not None
-        size = self.config.block_size
-        return sum(
-            max(0, -(-(sequence.computed_tokens + 1 + steps) // size) - sequence.held_blocks - sequence.blank_blocks)
-            for sequence, _ in self._batch
-        )
+        return self._held.lacking((sequence for sequence, _ in self._batch), 1 + steps)
 
     def _perform(self, steps: int) -> None:
         """Perform `steps` whole steps; the next one is then in work, with its blocks."""
@@ -165,7 +161,7 @@ class EventEngine(EngineModel):
         assert batch is not None
         now_s = self._end_of(steps)
         for sequence, _ in batch:
-            if not self._grow(sequence, sequence.computed_tokens + steps + 1):
+            if not self._held.grow(sequence, sequence.computed_tokens + steps + 1):
                 raise RuntimeError("a jump went further than its blocks")
             sequence.computed_tokens += steps
             sequence.generated_tokens += steps

@@ -16,14 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from prefixwatch.engines.model.engine import (
-    BlockEvicted,
-    BlocksStored,
-    EngineConfig,
-    RequestError,
-    SequenceState,
-    SimRequest,
-)
+from prefixwatch.engines.model.accounts import BlockEvicted, BlocksStored
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.sequence import RequestError, SequenceState, SimRequest
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 from prefixwatch.router.placement.cache_view import CacheView
 from prefixwatch.router.policy import NoWorkers, Place, Policy, Worker

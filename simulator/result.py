@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prefixwatch.engines.model.engine import Counters
+from prefixwatch.engines.model.accounts import Counters
 from prefixwatch.loadgen.request_log.cache_moves import CacheLog
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.simulator.balance import max_over_mean_in_flight

@@ -30,27 +30,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixwatch.engines.model.accounts import BlockEvent, BlockEvicted, BlocksStored, CacheCleared, Counters
+from prefixwatch.engines.model.accounts import BlockEvent, Counters
 from prefixwatch.engines.model.block_pool import BlockPool
+from prefixwatch.engines.model.held_blocks import HeldBlocks
 from prefixwatch.engines.model.kinds import KINDS, LONGEST_SORTED_QUEUE, SCHEDULING, EngineKind
 from prefixwatch.engines.model.sequence import RequestError, SequenceState, SimRequest, TokenOut
 from prefixwatch.engines.model.step_time import StepDuration, token_contexts
 from prefixwatch.kvcache.blocks import Hashes
-
-__all__ = [
-    "BlockEvent",
-    "BlockEvicted",
-    "BlocksStored",
-    "CacheCleared",
-    "Counters",
-    "EngineConfig",
-    "EngineModel",
-    "RequestError",
-    "SequenceState",
-    "SimRequest",
-    "Step",
-    "TokenOut",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +85,7 @@ class EngineModel:
         self._running: list[SequenceState] = []
         self._sequences: dict[str, SequenceState] = {}
         self._batch: list[tuple[SequenceState, int]] | None = None  # sequences in the step, tokens computed for each
-        self._events: list[BlockEvent] = []
+        self._held = HeldBlocks(self.pool, config.block_size, keeps_events=config.report_events)
         self._stranded: list[SequenceState] = []
 
     @property
@@ -164,7 +150,7 @@ class EngineModel:
         sequence.last_token_s = now_s
         if sequence in self._running:
             self._running.remove(sequence)
-            self._release(sequence)
+            self._held.release(sequence)
         else:
             self._waiting.remove(sequence)
         return True
@@ -199,7 +185,7 @@ class EngineModel:
                 continue  # aborted while the step ran
             sequence.computed_tokens += computed
             if sequence.held_blocks < len(sequence.blocks):
-                self._commit(sequence)
+                self._held.commit(sequence)
             if sequence.computed_tokens == sequence.prompt_tokens + sequence.generated_tokens:
                 tokens.append(self._emit(sequence, now_s))
                 finished = finished or sequence.finish_reason is not None
@@ -222,20 +208,11 @@ class EngineModel:
 
         Return those that weren't cached before, and those evicted for them.
         """
-        held = self.pool.match(blocks)
-        evicted = self.pool.allocate(len(blocks) - held, blocks[:held])
-        if evicted is None:
-            return [], []
-        stored = self.pool.commit(blocks[held:])
-        self.pool.release(blocks)
-        return stored, evicted
+        return self._held.receive(blocks)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False (and no change) while requests hold blocks."""
-        done = self.pool.clear()
-        if done and self.config.report_events:
-            self._events.append(CacheCleared())
-        return done
+        return self._held.clear()
 
     def take_stranded(self) -> list[SequenceState]:
         """Requests that are no longer here: what their received blocks were to follow has left the cache."""
@@ -244,8 +221,7 @@ class EngineModel:
 
     def drain_events(self) -> list[BlockEvent]:
         """Block events since the last call, in order; always empty unless the config asks for them."""
-        events, self._events = self._events, []
-        return events
+        return self._held.drain()
 
     def _output_limit(self, request: SimRequest) -> int:
         """Tokens the request may generate here. Raises RequestError where it could never finish."""
@@ -274,7 +250,7 @@ class EngineModel:
             self._admit_waiting(budget, now_s)
         if self._batch:
             return True
-        while not self._next_tokens_fit():
+        while not self._held.fit_their_next_tokens(self._running):
             self._retract()
         self._schedule(self._running, self.config.max_num_batched_tokens)
         return False
@@ -289,7 +265,7 @@ class EngineModel:
             lacking = sequence.prompt_tokens + sequence.generated_tokens - sequence.computed_tokens
             computed = lacking if lacking < budget else budget
             room = (sequence.held_blocks + sequence.blank_blocks) * size
-            while sequence.computed_tokens + computed > room and not self._grow(
+            while sequence.computed_tokens + computed > room and not self._held.grow(
                 sequence, sequence.computed_tokens + computed
             ):
                 preempted = True
@@ -311,7 +287,7 @@ class EngineModel:
         waiting = self._waiting
         while waiting and budget and len(running) < self.config.max_num_seqs:
             sequence = waiting[0]
-            if self._rules.reserves_output and not self._fits_to_its_end(sequence):
+            if self._rules.reserves_output and not self._held.fit_to_their_ends((*running, sequence)):
                 break
             hits = self.pool.match(sequence.blocks)
             if sequence.may_strand and hits < sequence.received_from and not sequence.preemptions:
@@ -325,7 +301,7 @@ class EngineModel:
                 found = sequence.received_to
             reused = total - 1 if received else self._reusable_tokens(sequence, found, total)
             computed = min(total - reused, budget)
-            if not self._grow(sequence, reused + computed, hits):
+            if not self._held.grow(sequence, reused + computed, hits):
                 break
             sequence.computed_tokens = reused
             waiting.popleft()
@@ -351,36 +327,6 @@ class EngineModel:
         counters.query_blocks += len(sequence.blocks)
         counters.hit_blocks += found
 
-    def _grow(self, sequence: SequenceState, tokens: int, hits: int = 0) -> bool:
-        """Blocks for the first `tokens` tokens, of which the leading `hits` are cached; False where they don't fit."""
-        held = hits or sequence.held_blocks
-        missing = max(0, -(-tokens // self.config.block_size) - held - sequence.blank_blocks)
-        evicted = self.pool.allocate(missing, sequence.blocks[:hits])
-        if evicted is None:
-            return False
-        sequence.held_blocks = held
-        sequence.blank_blocks += missing
-        if evicted and self.config.report_events:
-            self._events.extend(BlockEvicted(block) for block in evicted)
-        return True
-
-    def _fits_to_its_end(self, sequence: SequenceState) -> bool:
-        """Whether it fits with its longest answer beside the running ones with theirs; shared blocks count twice."""
-        capacity, size = self.config.capacity_blocks, self.config.block_size
-        if capacity is None:
-            return True
-        return sum(-(-each.longest_tokens // size) for each in (*self._running, sequence)) <= capacity
-
-    def _next_tokens_fit(self) -> bool:
-        """Whether there are blocks for the next token of every running request."""
-        available, size = self.pool.available_blocks, self.config.block_size
-        if available is None:
-            return True
-        return available >= sum(
-            max(0, -(-(each.computed_tokens + 1) // size) - each.held_blocks - each.blank_blocks)
-            for each in self._running
-        )
-
     def _retract(self) -> None:
         """The running request that generated least, of several the longest prompt, waits last in line."""
         sequence = min(self._running, key=lambda each: (each.generated_tokens, -each.prompt_tokens))
@@ -399,24 +345,7 @@ class EngineModel:
         self.counters.preempted_requests += 1
         self.counters.recomputed_tokens += sequence.computed_tokens
         sequence.preemptions += 1
-        self._release(sequence)
-
-    def _release(self, sequence: SequenceState) -> None:
-        self.pool.release(sequence.blocks[: sequence.held_blocks], sequence.blank_blocks)
-        sequence.held_blocks = sequence.blank_blocks = sequence.computed_tokens = 0
-
-    def _commit(self, sequence: SequenceState) -> None:
-        """Blocks that are now full of prompt tokens become reusable."""
-        full = min(sequence.computed_tokens // self.config.block_size, len(sequence.blocks))
-        end = len(sequence.blocks) if sequence.computed_tokens >= sequence.prompt_tokens else full
-        first = sequence.held_blocks
-        if end <= first:
-            return
-        stored = self.pool.commit(sequence.blocks[first:end])
-        sequence.held_blocks = end
-        sequence.blank_blocks -= end - first
-        if stored and self.config.report_events:  # blocks already cached come before those that were not
-            self._events.append(BlocksStored(sequence.id, end - len(stored), len(stored)))
+        self._held.release(sequence)
 
     def _emit(self, sequence: SequenceState, now_s: float) -> TokenOut:
         counters = self.counters
@@ -434,7 +363,7 @@ class EngineModel:
         if sequence.generated_tokens >= sequence.max_tokens:
             sequence.finish_reason = sequence.last_reason
             del self._sequences[sequence.id]
-            self._release(sequence)
+            self._held.release(sequence)
         return TokenOut(sequence.id, position, sequence.finish_reason, gap_s, sequence)
 
     def _timed(self, batch: list[tuple[SequenceState, int]], prompts_alone: bool) -> Step:

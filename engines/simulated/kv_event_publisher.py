@@ -24,7 +24,7 @@ import zmq
 import zmq.asyncio
 from xxhash import xxh3_64_intdigest
 
-from prefixwatch.engines.model.engine import BlockEvent, BlockEvicted, BlocksStored
+from prefixwatch.engines.model.accounts import BlockEvent, BlockEvicted, BlocksStored
 from prefixwatch.engines.model.kinds import EngineKind
 from prefixwatch.kvcache.blocks import Tokens
 

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prefixwatch.engines.model.engine import EngineModel, SequenceState, TokenOut
+from prefixwatch.engines.model.engine import EngineModel
+from prefixwatch.engines.model.sequence import SequenceState, TokenOut
 from prefixwatch.engines.simulated.histogram import Histogram
 from prefixwatch.engines.simulated.other_pages import PAGES, Ended, other_families
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from prefixwatch.engines.model.engine import EngineModel, SequenceState
+from prefixwatch.engines.model.engine import EngineModel
 from prefixwatch.engines.model.kinds import EngineKind
+from prefixwatch.engines.model.sequence import SequenceState
 from prefixwatch.engines.simulated.histogram import Histogram
 
 Bounds = tuple[float, ...]

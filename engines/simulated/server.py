@@ -28,7 +28,8 @@ from aiohttp import HttpVersion11, web
 from prefixwatch.documents import DocumentError, load, load_plain, validate
 from prefixwatch.documents.errors import InputError
 from prefixwatch.engines.errors import EngineError
-from prefixwatch.engines.model.engine import EngineModel, RequestError, SimRequest, TokenOut
+from prefixwatch.engines.model.engine import EngineModel
+from prefixwatch.engines.model.sequence import RequestError, SimRequest, TokenOut
 from prefixwatch.engines.simulated.config import SimulatedEngineConfig
 from prefixwatch.engines.simulated.kv_event_publisher import EventEncoder, KvEventPublisher, Prompt, PublisherError
 from prefixwatch.engines.simulated.metrics import CONTENT_TYPE, EngineMetrics

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
-from prefixwatch.engines.model.engine import EngineModel, TokenOut
+from prefixwatch.engines.model.engine import EngineModel
+from prefixwatch.engines.model.sequence import TokenOut
 
 _MAX_LAG_SECONDS = 0.1
 """How late the loop may be and still catch up by sleeping less; a longer stall (a suspended process) is dropped."""

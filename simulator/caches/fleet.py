@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from prefixwatch.engines.model.engine import EngineConfig, SequenceState, SimRequest
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.sequence import SequenceState, SimRequest
 from prefixwatch.loadgen.request_log.break_even import break_even_tokens, cheapest_pull
 from prefixwatch.loadgen.request_log.cache_moves import PHYSICAL_TIER, CacheLog, CacheMove
 from prefixwatch.loadgen.scenario.cache_section import Cache

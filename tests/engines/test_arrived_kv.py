@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prefixwatch.engines.model.engine import BlocksStored, EngineConfig, EngineModel, SimRequest, Step
+from prefixwatch.engines.model.accounts import BlocksStored
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel, Step
+from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_time import StepTime
 
 BLOCKS = [1, 2, 3]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from prefixwatch.engines.model.calibration import Calibration, Served, calibrate
-from prefixwatch.engines.model.engine import EngineConfig, SimRequest
+from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.hardware import as_yaml
 from prefixwatch.engines.model.profiles import profile
+from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_time import StepTime, StepTimeError
 from prefixwatch.simulator.event_engine import EventEngine
 

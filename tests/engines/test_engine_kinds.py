@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwatch.engines.model.engine import EngineConfig, EngineModel, SequenceState, SimRequest
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel
 from prefixwatch.engines.model.kinds import KINDS, LONGEST_SORTED_QUEUE, EngineKind
+from prefixwatch.engines.model.sequence import SequenceState, SimRequest
 from prefixwatch.engines.model.step_time import StepTime
 
 SIZE = 4

@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwatch.engines.model.engine import (
-    BlockEvicted,
-    BlocksStored,
-    CacheCleared,
-    EngineConfig,
-    EngineModel,
-    RequestError,
-    SequenceState,
-    SimRequest,
-    TokenOut,
-)
+from prefixwatch.engines.model.accounts import BlockEvicted, BlocksStored, CacheCleared
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel
+from prefixwatch.engines.model.sequence import RequestError, SequenceState, SimRequest, TokenOut
 from prefixwatch.engines.model.step_time import StepTime
 
 SIZE = 4

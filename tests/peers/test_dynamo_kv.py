@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefixwatch.engines.model.engine import BlocksStored
+from prefixwatch.engines.model.accounts import BlocksStored
 from prefixwatch.engines.simulated.kv_event_publisher import EventEncoder, KvEventPublisher, Prompt
 from prefixwatch.kvcache.blocks import as_tokens, block_hashes, content_hashes
 from prefixwatch.kvcache.index.block_index import BlockIndex

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from prefixwatch.engines.model.engine import EngineConfig, EngineModel, SimRequest
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel
+from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.errors import RouterError

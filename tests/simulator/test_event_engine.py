@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwatch.engines.model.engine import EngineConfig, SimRequest
+from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.kinds import KINDS
 from prefixwatch.engines.model.profiles import profile
+from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_table import Grid, StepTable
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import make_policy

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from prefixwatch.engines.model.engine import EngineConfig, EngineModel, SequenceState, SimRequest, TokenOut
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel
 from prefixwatch.engines.model.kinds import KINDS, EngineKind
 from prefixwatch.engines.model.profiles import profile
+from prefixwatch.engines.model.sequence import SequenceState, SimRequest, TokenOut
 from prefixwatch.engines.simulated import step_loop
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prefixwatch.engines.model.engine import EngineConfig, EngineModel, SimRequest
+from prefixwatch.engines.model.engine import EngineConfig, EngineModel
+from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import RequestRecord, table_of
 from prefixwatch.loadgen.request_log.session_moves import MoveEffect, move_effects
