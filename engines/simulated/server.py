@@ -23,13 +23,14 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from prefixwatch.documents import DocumentError, load, load_plain, validate
 from prefixwatch.documents.errors import InputError
 from prefixwatch.engines.errors import EngineError
 from prefixwatch.engines.model.engine import EngineModel
 from prefixwatch.engines.model.sequence import RequestError, SimRequest, TokenOut
+from prefixwatch.engines.simulated.answer import Answer
 from prefixwatch.engines.simulated.config import SimulatedEngineConfig
 from prefixwatch.engines.simulated.kv_event_publisher import EventEncoder, KvEventPublisher, Prompt, PublisherError
 from prefixwatch.engines.simulated.metrics import CONTENT_TYPE, EngineMetrics
@@ -48,43 +49,8 @@ from prefixwatch.engines.simulated.tensorrt_events import TensorrtEvents
 from prefixwatch.kvcache.blocks import Tokens, as_tokens, block_hashes, namespace_root
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer, TokenizerError
 
-__all__ = ["SimulatedEngine", "SimulatedEngineConfig", "serve"]
-
 VERSION = "0.32.0+simulated"
 _MAX_BODY_BYTES = 64 * 1024 * 1024
-
-
-class _Answer:
-    """Where one request's tokens go: straight to its connection, or nowhere until the last one."""
-
-    def __init__(self, words: OutputWords, prompt: Tokens, encoder: AnswerEncoder) -> None:
-        self._words = words
-        self._encoder = encoder
-        self._transport: asyncio.Transport | None = None
-        self._chunked = False
-        self.sequence = words.sequence(prompt)
-        self.last: asyncio.Future[TokenOut] = asyncio.get_running_loop().create_future()
-
-    def stream_to(self, request: web.Request) -> None:
-        """Events are written past aiohttp's writer, which would cost a task switch a token."""
-        self._transport = request.transport
-        self._chunked = request.version >= HttpVersion11
-
-    def on_token(self, token: TokenOut) -> None:
-        if self._transport is not None:
-            if token.position == 0:
-                self._write(self._encoder.opening())
-            text = self._words.json_texts[self._words.index(self.sequence, token.position)]
-            self._write(self._encoder.token(text, token.position, token.finish_reason))
-        if token.finish_reason is not None and not self.last.done():
-            if self._transport is not None:
-                self._write(self._encoder.closing(token.position + 1, token.sequence.cached_tokens or 0))
-            self.last.set_result(token)
-
-    def _write(self, event: bytes) -> None:
-        transport = self._transport
-        if event and transport is not None and not transport.is_closing():
-            transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event)
 
 
 class SimulatedEngine:
@@ -107,7 +73,7 @@ class SimulatedEngine:
             self._fetched = TensorrtEvents(config.block_size, self._encoder.engine_id)
         self._publisher: KvEventPublisher | None = None
         self._prompts: dict[str, Prompt] = {}  # only while events are published
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._ids = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._runner = web.AppRunner(self._app(), handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
@@ -218,7 +184,7 @@ class SimulatedEngine:
         request_id = str(next(self._ids))
         answer_id = prefix + (http.headers.get("X-Request-Id") or secrets.token_hex(16))
         encoder = AnswerEncoder(request, answer_id, config.served_model_name, len(tokens), config.usage_fields)
-        answer = _Answer(self._words, tokens, encoder)
+        answer = Answer(self._words, tokens, encoder)
         response = await _open_stream(http) if request.stream else None
         if response is not None:
             answer.stream_to(http)
@@ -234,7 +200,7 @@ class SimulatedEngine:
         return web.Response(body=body, content_type="application/json")
 
     @contextlib.asynccontextmanager
-    async def _submitted(self, sim: SimRequest, prompt: Prompt, answer: _Answer) -> AsyncIterator[None]:
+    async def _submitted(self, sim: SimRequest, prompt: Prompt, answer: Answer) -> AsyncIterator[None]:
         """The request is in the model; when its client leaves, it leaves too."""
         try:
             self.model.submit(sim)

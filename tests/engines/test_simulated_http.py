@@ -18,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prefixwatch.engines.errors import EngineError
 from prefixwatch.engines.model.step_time import StepTime
-from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig, main
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
+from prefixwatch.engines.simulated.server import SimulatedEngine, main
 from prefixwatch.kvcache.blocks import as_tokens, block_hashes
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 

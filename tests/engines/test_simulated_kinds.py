@@ -14,7 +14,8 @@ import zmq
 import zmq.asyncio
 
 from prefixwatch.engines.model.step_time import StepTime
-from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
+from prefixwatch.engines.simulated.server import SimulatedEngine
 from prefixwatch.exporters.catalogue.model import shipped_catalogue
 from prefixwatch.exporters.config import ExporterConfig, TargetConfig
 from prefixwatch.exporters.scraping.scrape import Scraper

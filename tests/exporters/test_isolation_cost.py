@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 
 from prefixwatch.engines.model.step_time import StepTime
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
 from prefixwatch.engines.simulated.kv_event_publisher import KvEventPublisher
-from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig
+from prefixwatch.engines.simulated.server import SimulatedEngine
 from prefixwatch.engines.tiny_model import make_tiny_model
 from prefixwatch.exporters.app import running
 from prefixwatch.exporters.caches.kv_events import KvEventWatcher

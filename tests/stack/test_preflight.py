@@ -13,7 +13,8 @@ from pydantic import SecretStr
 from prefixwatch.alerts.build import RULES, known_metrics
 from prefixwatch.alerts.prometheus import Prometheus, new_session
 from prefixwatch.engines.process import ManagedProcess, free_port
-from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
+from prefixwatch.engines.simulated.server import SimulatedEngine
 from prefixwatch.engines.tiny_model import default_model_dir
 from prefixwatch.router.config import PolicyConfig, WorkerConfig
 from prefixwatch.runbooks.page import at

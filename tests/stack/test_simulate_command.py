@@ -15,7 +15,8 @@ import prefixwatch.loadgen.scenarios
 from prefixwatch.documents.errors import InputError
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.engines.model.step_time import StepTime
-from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
+from prefixwatch.engines.simulated.server import SimulatedEngine
 from prefixwatch.engines.tiny_model import default_model_dir
 from prefixwatch.loadgen.request_log.fleet_rows import read_fleet
 from prefixwatch.loadgen.request_log.records import read_requests

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from prefixwatch.documents import parse
-from prefixwatch.engines.simulated.server import SimulatedEngine, SimulatedEngineConfig
+from prefixwatch.engines.simulated.config import SimulatedEngineConfig
+from prefixwatch.engines.simulated.server import SimulatedEngine
 from prefixwatch.engines.tiny_model import default_model_dir
 from prefixwatch.kvcache.cache_class import reusable_part
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
