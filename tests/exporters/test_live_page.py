@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 
 from prefixwatch.exporters.fleet.derivation import derive_fleet
+from prefixwatch.exporters.live.cards import BAD, DOUBTFUL, GOOD, NEUTRAL, Card
 from prefixwatch.exporters.live.history import History, Sample, by_name, take_sample
 from prefixwatch.exporters.live.page import POLICY
-from prefixwatch.exporters.live.view import BAD, DOUBTFUL, GOOD, NEUTRAL, Card, LiveView, live_view
+from prefixwatch.exporters.live.view import LiveView, live_view
 from prefixwatch.exporters.live.wording import FLAG_WORDS, count, percent, seconds, share
 from prefixwatch.exporters.requests.router_records import DOUBTS
 from prefixwatch.exporters.scraping.histogram import Histogram
