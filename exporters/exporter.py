@@ -23,7 +23,8 @@ from prefixwatch.exporters.isolation.serving_tiers import ServingTiers
 from prefixwatch.exporters.isolation.tenant_routes import TenantRoutes
 from prefixwatch.exporters.probes.prefill_baseline import PrefillBaselines
 from prefixwatch.exporters.probes.prober import Prober
-from prefixwatch.exporters.requests.ledger import ModelWindow, RequestLedger
+from prefixwatch.exporters.requests.account import ModelWindow
+from prefixwatch.exporters.requests.ledger import RequestLedger
 from prefixwatch.exporters.requests.router_records import RouterRecords, is_router
 from prefixwatch.exporters.scaling.source import ScalingSource
 from prefixwatch.exporters.scraping.scrape import Scrape, Scraper

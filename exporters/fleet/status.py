@@ -16,8 +16,8 @@ from prefixwatch.exporters.fleet.derivation import FleetNumbers, merged_over
 from prefixwatch.exporters.fleet.goodput_bounds import goodput_bounds
 from prefixwatch.exporters.isolation.verdicts import LEAST_AUDITED_RATIO
 from prefixwatch.exporters.metrics_page.families import MIN_OBSERVATIONS
+from prefixwatch.exporters.requests.account import ModelWindow
 from prefixwatch.exporters.requests.counts import miss_minus_hit
-from prefixwatch.exporters.requests.ledger import ModelWindow
 from prefixwatch.exporters.scraping.target import Target
 from prefixwatch.kvcache.cache_class import HIT, MISS, PARTIAL
 from prefixwatch.slo.objective import Objective

@@ -8,17 +8,16 @@ them; a family is taken from the most trusted one that has it: the router's reco
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from prometheus_client.core import Metric
 
-from prefixwatch.exporters.caches.cache_size import CacheSizes, Capacity
-from prefixwatch.exporters.caches.prefix_traffic import PrefixTraffic, SpanCounts
+from prefixwatch.exporters.caches.cache_size import Capacity
+from prefixwatch.exporters.caches.prefix_traffic import SpanCounts
 from prefixwatch.exporters.isolation.serving_tiers import TierOf, unknown_tier
 from prefixwatch.exporters.isolation.shared_namespaces import TreeNow, no_tree
 from prefixwatch.exporters.isolation.tenant_routes import CERTAIN
@@ -27,12 +26,9 @@ from prefixwatch.exporters.live.live_trace import LiveTrace
 from prefixwatch.exporters.metrics_page.families import NAMESPACE
 from prefixwatch.exporters.metrics_page.rows import has_samples, rows
 from prefixwatch.exporters.requests.absences import absences
-from prefixwatch.exporters.requests.cold_prefill import Baseline, ColdPrefill
+from prefixwatch.exporters.requests.account import Account, AccountState, ModelWindow
+from prefixwatch.exporters.requests.cold_prefill import Baseline
 from prefixwatch.exporters.requests.config import Pricing, RequestSettings
-from prefixwatch.exporters.requests.counts import FirstToken, FirstTokens, RequestCounts
-from prefixwatch.exporters.requests.goodput import Goodput
-from prefixwatch.exporters.requests.locality import RequestLocality
-from prefixwatch.exporters.requests.pool_changes import PoolChanges
 from prefixwatch.exporters.requests.request import (
     COMPLETED,
     DEFAULT_CLASS,
@@ -45,10 +41,6 @@ from prefixwatch.exporters.requests.request import (
     Request,
     nowhere,
 )
-from prefixwatch.exporters.requests.routing import Routing
-from prefixwatch.exporters.requests.sessions import Sessions
-from prefixwatch.exporters.requests.tally import Distributions, HistogramSeries, Series, Share, Tally
-from prefixwatch.exporters.scaling.miss_cost import MissCost
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.kvcache.cache_class import cache_class
 from prefixwatch.kvcache.request_record import RequestRecord
@@ -63,12 +55,6 @@ _TRACES = 100_000
 _MODELS = 100
 _PLACES = 100
 """Values of a label that fleets, not clients, choose."""
-
-
-class _Part(Protocol):
-    def record(self, request: Request) -> None: ...
-
-    def metrics(self, now_seconds: float) -> Iterable[Metric]: ...
 
 
 class RequestLedger:
@@ -111,7 +97,7 @@ class RequestLedger:
         self._places = BoundedNames(_PLACES, ("",))
         self._served: dict[Identity, None] = {}
         self._served_models: set[str] = set()
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._read: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._failed_reads: Counter[tuple[str, str, str]] = Counter()
@@ -199,12 +185,12 @@ class RequestLedger:
 
     def window(self, now_seconds: float) -> Mapping[str, ModelWindow]:
         """What the most trusted source of traffic says of the window, by model."""
-        trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
+        trusted = self._trusted()
         return trusted.window(now_seconds) if trusted else {}
 
     def locality(self, now_seconds: float) -> Mapping[str, float]:
         """`exporters.requests.locality`, by dimension, of the most trusted source of traffic."""
-        trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
+        trusted = self._trusted()
         return trusted.locality.ratios(now_seconds) if trusted else {}
 
     def seconds_per_token(self, model: str) -> float | None:
@@ -224,7 +210,7 @@ class RequestLedger:
 
     def document(self, now_seconds: float) -> Mapping[str, Any]:
         written = {family.name.removeprefix(NAMESPACE) for family in self.metrics(now_seconds) if has_samples(family)}
-        trusted = next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
+        trusted = self._trusted()
         return {
             "records": dict(self._read),
             "records_missed": dict(self._missed),
@@ -236,12 +222,16 @@ class RequestLedger:
             "absent": absences(written, self._pricing, tuple(self._accounts), trusted.unmeasured() if trusted else {}),
         }
 
-    def _account(self, source: str) -> _Account:
+    def _trusted(self) -> Account | None:
+        """The most trusted source of traffic."""
+        return next((self._accounts[source] for source in SOURCES[:2] if source in self._accounts), None)
+
+    def _account(self, source: str) -> Account:
         if source not in SOURCES:
             raise ValueError(f"'{source}' isn't a source of request records; use one of {', '.join(SOURCES)}")
         account = self._accounts.get(source)
         if account is None:
-            account = self._accounts[source] = _Account(
+            account = self._accounts[source] = Account(
                 self._settings,
                 self.objectives,
                 self._pricing,
@@ -267,7 +257,7 @@ class RequestLedger:
         where = [getattr(place, key) or getattr(record, key, "") for key in ("pool", "namespace", "cluster")]
         return Identity(self._models.label(model), *map(self._places.label, where))
 
-    def _request(self, record: RequestRecord, account: _Account, read_at: str) -> Request:
+    def _request(self, record: RequestRecord, account: Account, read_at: str) -> Request:
         prompt, cached = record.prompt_tokens, record.cached_tokens
         if prompt is not None and cached is not None:
             cached = min(cached, prompt)
@@ -287,132 +277,9 @@ class RequestLedger:
         )
 
 
-class AccountState(msgspec.Struct):
-    """Counters and histograms of one source, by family."""
-
-    tallies: dict[str, Series] = {}
-    distributions: dict[str, HistogramSeries] = {}
-
-
 class LedgerState(msgspec.Struct):
     """All that a ledger has counted, by source."""
 
     read: dict[str, int]
     missed: dict[str, int]
     accounts: dict[str, AccountState]
-
-
-@dataclass(slots=True)
-class ModelWindow:
-    """What request records say of one model in the window."""
-
-    first_tokens: list[FirstToken] = field(default_factory=list)
-    goodput: Share | None = None
-    violations: float | None = None
-    """Certain ones, since the exporter's start; None where none could be judged."""
-    audited: Share | None = None
-    """Of the last 10 minutes."""
-
-
-class _Account:
-    """What one source's records add up to. Probes are no traffic: only their times count."""
-
-    def __init__(
-        self,
-        settings: RequestSettings,
-        objectives: Sequence[Objective],
-        pricing: Pricing,
-        *,
-        window_seconds: float,
-        place_of: PlaceOf,
-        baseline: Baseline | None,
-        isolation: Isolation,
-        only_timed: bool,
-    ) -> None:
-        self._only_timed = only_timed
-        self.sessions = Sessions(settings.sessions, window_seconds, place_of)
-        self.locality = RequestLocality(window_seconds, settings.sessions, place_of)
-        self.prefix_traffic = PrefixTraffic()
-        self.cache_sizes = CacheSizes()
-        self._counts = RequestCounts()
-        self._goodput = Goodput(objectives, window_seconds)
-        self._isolation = isolation
-        self._miss_cost = MissCost()
-        self._first_tokens = FirstTokens(window_seconds, settings.window_requests)
-        cold_prefill = ColdPrefill(pricing.gpus_per_worker, pricing.gpu_usd_per_hour, baseline)
-        traffic = (
-            self._counts,
-            self._goodput,
-            self._isolation,
-            self.sessions,
-            self.locality,
-            PoolChanges(settings.sessions, window_seconds),
-            self.prefix_traffic,
-            self.cache_sizes,
-            Routing(place_of),
-            cold_prefill,
-            self._miss_cost,
-        )
-        self._parts: tuple[_Part, ...] = (self._first_tokens, *(() if only_timed else traffic))
-
-    def _accumulators(self) -> Iterator[Tally | Distributions]:
-        for part in self._parts:
-            yield from (one for one in vars(part).values() if isinstance(one, Tally | Distributions))
-
-    def state(self) -> AccountState:
-        state = AccountState({}, {})
-        for one in self._accumulators():
-            if isinstance(one, Tally):
-                state.tallies[one.name] = one.state()
-            else:
-                state.distributions[one.name] = one.state()
-        return state
-
-    def restore(self, state: AccountState) -> None:
-        for one in self._accumulators():
-            if isinstance(one, Tally):
-                one.restore(state.tallies.get(one.name, []))
-            else:
-                one.restore(state.distributions.get(one.name, []))
-
-    def begin(self, identity: Identity) -> None:
-        """What is counted of this identity starts at 0. Probes are no traffic: nothing of theirs has to."""
-        if not self._only_timed:
-            self._counts.begin(identity)
-            self._goodput.begin(identity)
-
-    def record(self, request: Request) -> None:
-        for part in self._parts:
-            part.record(request)
-
-    def metrics(self, now_seconds: float) -> Iterator[Metric]:
-        for part in self._parts:
-            yield from part.metrics(now_seconds)
-
-    def window(self, now_seconds: float) -> dict[str, ModelWindow]:
-        found: defaultdict[str, ModelWindow] = defaultdict(ModelWindow)
-        for identity, recent in self._first_tokens.window(now_seconds).items():
-            found[identity.model].first_tokens += recent
-        shares: defaultdict[str, list[Share]] = defaultdict(list)
-        for identity, goodput in self._goodput.recent.items():
-            if share := goodput.share(now_seconds):
-                shares[identity.model].append(share)
-        for model, of_model in shares.items():
-            found[model].goodput = Share.over(of_model)
-        for model, (violations, audited) in self._isolation.by_model(now_seconds).items():
-            found[model].violations, found[model].audited = violations, audited
-        return found
-
-    def seconds_per_token(self, model: str, now_seconds: float) -> float | None:
-        return self._miss_cost.seconds_per_token(model, now_seconds)
-
-    def unmeasured(self) -> Mapping[str, float]:
-        return self._counts.unmeasured_ratios()
-
-    def document(self, now_seconds: float) -> Mapping[str, Any]:
-        return {
-            "unmeasured_ratio": self.unmeasured(),
-            "cache_classes": self._counts.cache_classes(),
-            "objectives": self._goodput.document(),
-            "isolation": self._isolation.document(now_seconds),
-        }
