@@ -60,23 +60,21 @@ class Family:
         return f"{NAMESPACE}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-_T = ("target",)
+_T, _TM = ("target",), ("target", "model")
 
 _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
     "prefix tokens": (
         ("counter", "prefix_hit_tokens", "Prompt tokens taken from a prefix cache, by tier.",
          ("target", "model", "tier")),
-        ("counter", "prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", ("target", "model")),
+        ("counter", "prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", _TM),
         ("counter", "prompt_tokens_transferred",
-         "Prompt tokens whose KV was computed by another engine and handed over: not prefix hits.",
-         ("target", "model")),
+         "Prompt tokens whose KV was computed by another engine and handed over: not prefix hits.", _TM),
         ("gauge", "prefix_hit_ratio",
          "Share of prompt tokens that were reused in the window: from the tokens computed where the engine reports "
          "them (source=computed), otherwise hits over queries (source=cache).", ("target", "engine", "source")),
         ("gauge", "prefix_cache_hit_ratio",
          "Hit tokens over queried tokens in the window by the engine's counters, where prefix_hit_ratio "
-         "differs from that by more than 0.01.",
-         ("target", "engine")),
+         "differs from that by more than 0.01.", ("target", "engine")),
         ("gauge", "fleet_prefix_hit_ratio", "Hit tokens over queried tokens of all engines in the window.", ()),
         ("gauge", "effective_cache_value_tokens",
          "Cached tokens times the window's hit ratio: workers with low values are safe to drain.", _T),
@@ -244,8 +242,7 @@ _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
          IDENTITY),
         ("gauge", "hotspot_top_share_ratio", "Share of the window's requests on the busiest worker of its peers.",
          IDENTITY),
-        ("gauge", "worker_load_requests", "Requests running and waiting, mean over the window.",
-         ("target", "engine")),
+        ("gauge", "worker_load_requests", "Requests running and waiting, mean over the window.", ("target", "engine")),
     ),
     "kv blocks": (
         ("counter", "kv_blocks_evicted", "KV blocks evicted, from KV events.", _T),
@@ -286,12 +283,12 @@ _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
          ("source", "destination")),
     ),
     "coupled optimisations": (
-        ("counter", "speculative_draft_tokens", "Tokens proposed by speculative decoding.", ("target", "model")),
-        ("counter", "speculative_accepted_tokens", "Proposed tokens that were accepted.", ("target", "model")),
+        ("counter", "speculative_draft_tokens", "Tokens proposed by speculative decoding.", _TM),
+        ("counter", "speculative_accepted_tokens", "Proposed tokens that were accepted.", _TM),
         ("gauge", "moe_expert_alignment_ratio", "Mean expert load over the busiest expert's load, from 0 to 1.", _T),
         ("counter", "affinity_admissions",
          "Requests whose prefix a worker held, by where they were admitted: held or elsewhere.", (*SERVED, "result")),
-        ("counter", "preemptions", "Requests preempted and recomputed later.", ("target", "model")),
+        ("counter", "preemptions", "Requests preempted and recomputed later.", _TM),
     ),
     "engine": (
         ("gauge", "requests_running", "Requests in the engine's batch.", ("target", "engine")),
@@ -300,7 +297,7 @@ _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
         ("gauge", "kv_capacity_blocks", "KV blocks that fit into the target's cache.", _T),
         ("gauge", "block_size_tokens", "Tokens in a KV block.", _T),
         ("counter", "kv_store_query_tokens",
-         "Prompt tokens that engines looked up in a KV store after their own cache missed.", ("target", "model")),
+         "Prompt tokens that engines looked up in a KV store after their own cache missed.", _TM),
         ("counter", "kv_store_hit_tokens",
          "Prompt tokens found in the KV store, by its tier. Engines count the same tokens as hits of a remote tier.",
          ("target", "model", "tier")),

@@ -254,38 +254,28 @@ def _router_state(targets: Sequence[Target]) -> list[Metric]:
         for target in targets
         if target.store and target.numbers and target.store.system.role == "router"
     ]
+
+    def largest(name: str, signal: str) -> Metric:
+        return rows(
+            name, (([target], max(store.gauges_of(signal).values(), default=None)) for target, store in routers)
+        )
+
+    def gauges(name: str, signal: str, *labels: str) -> Metric:
+        return rows(
+            name,
+            (
+                ([target, *(dict(found).get(label, "") for label in labels)], value)
+                for target, store in routers
+                for found, value in store.gauges_of(signal).items()
+            ),
+        )
+
     return [
-        rows(
-            "router_oldest_in_flight_seconds",
-            (
-                ([name], max(store.gauges_of("oldest_in_flight_seconds").values(), default=None))
-                for name, store in routers
-            ),
-        ),
-        rows(
-            "router_identity_files_usable",
-            (
-                ([name, dict(labels).get("file", "")], value)
-                for name, store in routers
-                for labels, value in store.gauges_of("identity_files_usable").items()
-            ),
-        ),
+        largest("router_oldest_in_flight_seconds", "oldest_in_flight_seconds"),
+        gauges("router_identity_files_usable", "identity_files_usable", "file"),
         rows("router_untokenized_requests", (([name], store.total("untokenized_requests")) for name, store in routers)),
-        rows(
-            "warm_pool_utilization_ratio",
-            (
-                ([name], max(store.gauges_of("warm_pool_utilization_ratio").values(), default=None))
-                for name, store in routers
-            ),
-        ),
-        rows(
-            "degradation_state",
-            (
-                ([name, dict(labels).get("class", ""), dict(labels).get("state", "")], value)
-                for name, store in routers
-                for labels, value in store.gauges_of("degradation_state").items()
-            ),
-        ),
+        largest("warm_pool_utilization_ratio", "warm_pool_utilization_ratio"),
+        gauges("degradation_state", "degradation_state", "class", "state"),
         *(
             rows(
                 signal,
