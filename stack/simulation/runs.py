@@ -24,8 +24,9 @@ from prefixwatch.loadgen.scenario.moves_section import Moves
 from prefixwatch.router.policies.spec import parse_spec
 from prefixwatch.router.policy import Place
 from prefixwatch.simulator.caches.fleet import simulate_caches
-from prefixwatch.simulator.disaggregated import SideView, simulate_disaggregated
-from prefixwatch.simulator.disaggregation import DisaggregationOptions
+from prefixwatch.simulator.disaggregation.fleet import simulate_disaggregated
+from prefixwatch.simulator.disaggregation.policies import DisaggregationOptions
+from prefixwatch.simulator.disaggregation.side import SideView
 from prefixwatch.simulator.event_engine import EventEngine
 from prefixwatch.simulator.fleet_events import simulate_events
 from prefixwatch.simulator.multi_router import simulate_routers

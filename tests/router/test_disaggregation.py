@@ -8,7 +8,7 @@ import pytest
 
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import Decision, Fleet, LoadReport, Needs, NoWorkers, Policy, RouteRequest
-from prefixwatch.simulator.disaggregation import Disaggregated, DisaggregationOptions
+from prefixwatch.simulator.disaggregation.policies import Disaggregated, DisaggregationOptions
 from tests.router.fleets import a_fleet, a_request
 
 

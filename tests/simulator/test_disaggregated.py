@@ -11,8 +11,12 @@ from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import Outcome
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import Decision, Fleet, Policy, RouteRequest
-from prefixwatch.simulator.disaggregated import DisaggregatedResult, DisaggregatedSimulation, simulate_disaggregated
-from prefixwatch.simulator.disaggregation import Disaggregated, DisaggregationOptions
+from prefixwatch.simulator.disaggregation.fleet import (
+    DisaggregatedResult,
+    DisaggregatedSimulation,
+    simulate_disaggregated,
+)
+from prefixwatch.simulator.disaggregation.policies import Disaggregated, DisaggregationOptions
 from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 

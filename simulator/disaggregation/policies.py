@@ -14,7 +14,7 @@ Far prefill (Prefill-as-a-Service): with a rate of the link, transfers take turn
 Moving KV takes base + tokens · per token. Defaults: 26 ms + 4.2 µs a token, the line through the end points of llm-d's
 published times of pulling KV from a peer (2,048 tokens: 35 ms; 49,152 tokens: 235 ms).
 
-Pure, for the simulator (`simulator.disaggregated`): the live router proxies engines that serve whole requests.
+Pure, for the simulator (`simulator.disaggregation.fleet`): the live router proxies engines that serve whole requests.
 """
 
 from __future__ import annotations

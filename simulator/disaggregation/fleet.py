@@ -14,29 +14,23 @@ decode engines.
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from prefixwatch.engines.model.accounts import BlockEvicted, BlocksStored
-from prefixwatch.engines.model.engine import EngineConfig, EngineModel
+from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.sequence import RequestError, SequenceState, SimRequest
-from prefixwatch.kvcache.index.block_index import BlockIndex
 from prefixwatch.kvcache.prediction import longest_common_blocks, prediction_cause
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 from prefixwatch.router.exchange.explain import scores_json
-from prefixwatch.router.placement.cache_view import CacheView, HistoryView, NoView
-from prefixwatch.router.placement.ledger import Ledger, Ticket
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.policy import NO_TOKENS, Fleet, NoWorkers, Policy, RouteRequest
-from prefixwatch.simulator.disaggregation import Disaggregated, DisaggregationOptions, Split
-from prefixwatch.simulator.engine_views import EngineView, load_report
+from prefixwatch.router.policy import NO_TOKENS, NoWorkers, RouteRequest
+from prefixwatch.simulator.disaggregation.policies import Disaggregated, DisaggregationOptions, Split
+from prefixwatch.simulator.disaggregation.side import Side, SideView, Stay
 from prefixwatch.simulator.result import SimulationResult, WorkerTotals, new_record, note_parts
 from prefixwatch.simulator.traffic.synthetic import infinite_cache_tokens
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
-
-SideView = Literal["history", "events"]
 
 LOCAL, REMOTE = "local", "remote"
 
@@ -102,69 +96,6 @@ def simulate_disaggregated(
     return simulation.run(requests)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stay:
-    """A request at one side, until it leaves."""
-
-    worker: str
-    ticket: Ticket
-    computing: Sequence[RouteRequest]
-    """Requests at the worker whose prompts weren't computed when this one was placed."""
-    evicted_blocks: int
-    """Evicted there until then."""
-
-
-class _Side:
-    """The engines of one side, and what its policy knows about them."""
-
-    def __init__(
-        self, kind: str, workers: int, policy: Policy, engine: EngineConfig, view: SideView, *, looks: bool
-    ) -> None:
-        if workers < 1:
-            raise ValueError(f"a split fleet needs at least 1 {kind} worker, got {workers}")
-        if policy.needs.truth:
-            raise ValueError(f"policy {policy.name} needs the engines' true state, which a split fleet doesn't tell")
-        hears = looks and (view == "events" or policy.needs.events)
-        self.index = BlockIndex() if hears else None
-        self._view = _cache_view(self.index, engine, looks=looks)
-        self._ledger = Ledger()
-        self.workers = [self._ledger.join(f"{kind}-{k}") for k in range(workers)]
-        self.models = {worker.name: EngineModel(replace(engine, report_events=hears)) for worker in self.workers}
-        self.needs_load = policy.needs.engine_load
-        self._computing: dict[str, dict[RouteRequest, None]] = {worker.name: {} for worker in self.workers}
-
-    def fleet(self, now_s: float) -> Fleet:
-        return Fleet(self.workers, self._view.depths, now_s, self._view.source)
-
-    def admit(self, route: RouteRequest, worker: str, prefill_tokens: int, now_s: float) -> _Stay:
-        ticket = self._ledger.admit(worker, prefill_tokens, now_s)
-        self._view.routed(route, worker)
-        stay = _Stay(worker, ticket, tuple(self._computing[worker]), self.models[worker].pool.evicted_blocks)
-        self._computing[worker][route] = None
-        return stay
-
-    def first_token(self, route: RouteRequest, stay: _Stay) -> None:
-        self._ledger.first_token(stay.ticket)
-        self._computing[stay.worker].pop(route, None)
-
-    def end(self, route: RouteRequest, stay: _Stay) -> None:
-        self.first_token(route, stay)
-        self._ledger.end(stay.ticket)
-
-    def evicted_since(self, stay: _Stay) -> bool:
-        return self.models[stay.worker].pool.evicted_blocks != stay.evicted_blocks
-
-    def report(self, now_s: float) -> None:
-        for worker in self.workers:
-            worker.report = load_report(self.models[worker.name], now_s)
-
-    def totals(self) -> list[WorkerTotals]:
-        return [
-            WorkerTotals(worker.name, worker.served, model.counters, model.pool.evicted_blocks)
-            for worker, model in zip(self.workers, self.models.values(), strict=True)
-        ]
-
-
 @dataclass(slots=True, eq=False)
 class _Journey:
     """A request on its way through both sides."""
@@ -173,8 +104,8 @@ class _Journey:
     route: RouteRequest
     record: RequestRecord
     split: Split
-    decode: _Stay
-    prefill: _Stay | None
+    decode: Stay
+    prefill: Stay | None
     computing_s: float = 0.0
     """At the prefill worker."""
     transfer_s: float = 0.0
@@ -202,8 +133,8 @@ class DisaggregatedSimulation:
         self._block_size = engine.block_size
         prefill, decode = policies.prefill, policies.decode
         far, looks = prefill_engine or engine, prefill.needs.cache_view
-        self.prefill = _Side("prefill", prefill_workers, prefill, far, view, looks=looks)
-        self.decode = _Side("decode", decode_workers, decode, engine, view, looks=policies.looks_at_decode_caches)
+        self.prefill = Side("prefill", prefill_workers, prefill, far, view, looks=looks)
+        self.decode = Side("decode", decode_workers, decode, engine, view, looks=policies.looks_at_decode_caches)
         self._side = {worker.name: side for side in (self.prefill, self.decode) for worker in side.workers}
         self._engines = list(self._side)
         self._number = {name: k for k, name in enumerate(self._engines)}
@@ -355,7 +286,7 @@ class DisaggregatedSimulation:
         self.decode.first_token(journey.route, journey.decode)
         self._policies.on_first_token(journey.route, journey.split, now_s)
 
-    def _note_prefill(self, journey: _Journey, stay: _Stay, sequence: SequenceState) -> None:
+    def _note_prefill(self, journey: _Journey, stay: Stay, sequence: SequenceState) -> None:
         """The prompt has been computed: what was reused, and why it was more or less than expected."""
         record, size = journey.record, self._block_size
         record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
@@ -394,7 +325,7 @@ class DisaggregatedSimulation:
         if now_s < last_arrival_s:
             heapq.heappush(self._events, (now_s + self._report_interval_s, _REPORT, 0))
 
-    def _hear_events(self, side: _Side, worker: str) -> None:
+    def _hear_events(self, side: Side, worker: str) -> None:
         if side.index is None:
             return
         for event in side.models[worker].drain_events():
@@ -409,9 +340,3 @@ def _computing_s(sequence: SequenceState, now_s: float) -> float:
     """From its admission to the batch to its first token, which it has now."""
     assert sequence.scheduled_s is not None
     return now_s - sequence.scheduled_s
-
-
-def _cache_view(index: BlockIndex | None, engine: EngineConfig, *, looks: bool) -> CacheView:
-    if index is not None:
-        return EngineView(index)
-    return HistoryView(engine.capacity_blocks or sys.maxsize) if looks else NoView()
