@@ -25,7 +25,7 @@ from prefixwatch.kvcache.prompts.tokenizer import Tokenizer, TokenizerError
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.errors import RouterError
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.serving.router import ROUTER, create_app
+from prefixwatch.router.serving.create import ROUTER, create_app
 
 if TYPE_CHECKING:
     pass

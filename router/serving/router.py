@@ -1,11 +1,11 @@
-"""The router as an aiohttp application: its parts, put together from a configuration, and its endpoints."""
+"""The router: its parts, put together from a configuration, and its endpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +23,6 @@ from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.degradation.policy import DegradingPolicy
 from prefixwatch.router.errors import RouterError, error_body
-from prefixwatch.router.exchange.endpoints import OPERATIONS
 from prefixwatch.router.exchange.namespaces import Namespaces
 from prefixwatch.router.exchange.prompt import PromptLimits, PromptReader
 from prefixwatch.router.placement.cache_view import CacheView, EventView, HistoryView, NoView
@@ -38,7 +37,7 @@ from prefixwatch.router.records.metrics import RouterMetrics
 from prefixwatch.router.records.recorder import Recorder
 from prefixwatch.router.records.request_log import RequestLog
 from prefixwatch.router.records.session_moves import SessionMoves
-from prefixwatch.router.serving.degraded import PREFILLS, Degraded
+from prefixwatch.router.serving.degraded import Degraded
 from prefixwatch.router.serving.health import HealthMonitor
 from prefixwatch.router.serving.identity import Identities
 from prefixwatch.router.serving.identity_files import IdentityFiles
@@ -47,7 +46,6 @@ from prefixwatch.router.serving.moves import DRAIN_REASONS, LiveDriver, moved, m
 from prefixwatch.router.serving.proxy import Proxy
 from prefixwatch.router.serving.split import Split
 from prefixwatch.router.serving.upstream import forward_headers, upstream_session
-from prefixwatch.router.sessions.moving import MovingPolicy
 
 if TYPE_CHECKING:
     from prefixwatch.router.records.tracing import Tracing
@@ -217,19 +215,12 @@ class Router:
         name = request.match_info["name"]
         state = self.health.states.get(name)
         if state is None:
-            message = f"no worker '{name[:100]}': there are {', '.join(self.health.states)}"
-            body = error_body(message, "router_rejected", 404)
-            return web.Response(status=404, body=body, content_type="application/json")
+            return _refused(f"no worker '{name[:100]}': there are {', '.join(self.health.states)}", 404)
         reason = request.query.get("reason", DRAIN_REASONS[0])
         if reason not in DRAIN_REASONS:
-            message = f"reason={reason[:40]!r} is not a reason to drain: give {' or '.join(DRAIN_REASONS)}"
-            body = error_body(message, "router_rejected", 400)
-            return web.Response(status=400, body=body, content_type="application/json")
+            return _refused(f"reason={reason[:40]!r} is not a reason to drain: give {' or '.join(DRAIN_REASONS)}", 400)
         if request.method not in ("POST", "DELETE"):
-            body = error_body("give POST to drain, or DELETE to take it back", "router_rejected", 405)
-            return web.Response(
-                status=405, body=body, content_type="application/json", headers={"Allow": "POST, DELETE"}
-            )
+            return _refused("give POST to drain, or DELETE to take it back", 405, {"Allow": "POST, DELETE"})
         begins = request.method == "POST" and not state.draining
         state.draining = request.method == "POST"
         answer: dict[str, Any] = {"name": name, "draining": state.draining}
@@ -244,9 +235,9 @@ class Router:
             return _unauthorized()
         after = request.query.get("after", "0")
         if not after.isdecimal() or len(after) > _NUMBER_DIGITS:
-            message = f"after={after[:40]!r} is not the number of a record: give the last one that you have, or 0"
-            body = error_body(message, "router_rejected", 400)
-            return web.Response(status=400, body=body, content_type="application/json")
+            return _refused(
+                f"after={after[:40]!r} is not the number of a record: give the last one that you have, or 0", 400
+            )
         page = self.request_log.page(int(after))
         return web.Response(body=msgspec.json.encode(page), content_type="application/json")
 
@@ -385,74 +376,14 @@ class Router:
             await asyncio.gather(*(self._learn_models(name) for name, up in self.health.up().items() if up))
 
 
+def _refused(message: str, status: int, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = error_body(message, "router_rejected", status)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
 def _unauthorized() -> web.Response:
-    body = error_body("this page needs the router's admin_token as a bearer token", "router_rejected", 401)
-    headers = {"WWW-Authenticate": "Bearer"}
-    return web.Response(status=401, body=body, content_type="application/json", headers=headers)
-
-
-ROUTER = web.AppKey("router", Router)
-
-
-def create_app(config: RouterConfig, *, policy: Policy, tokenizer: Tokenizer | None = None) -> web.Application:
-    """The router as an aiohttp application; run it with `handler_cancellation=True`, so that clients who leave are
-    noticed. Raises RouterError when the policy needs what the configuration doesn't give.
-    """
-    if config.moves.enabled:
-        policy = _moving(config, policy, tokenizer)
-    if config.degradation.enabled:
-        policy = _degrading(config, policy, tokenizer)
-    needs = policy.needs
-    if needs.truth:
-        raise RouterError(
-            f"policy {policy.name} needs to know the engines' true state: run it with prefixwatch simulate"
-        )
-    if tokenizer is None and (needs.tokens or needs.cache_view or config.always_predict):
-        raise RouterError(f"policy {policy.name} looks at tokens: set model_dir to the folder of the served model")
-    if needs.cache_view and config.cache_view.source == "none":
-        raise RouterError(f"policy {policy.name} looks at caches: set cache_view.source to 'events' or 'history'")
-    if needs.events and config.cache_view.source != "events":
-        raise RouterError(f"policy {policy.name} needs KV events: set cache_view.source to 'events'")
-    if config.routing_key and needs.events:
-        raise RouterError(
-            f"policy {policy.name} needs KV events, which name the blocks of what was sent: leave out routing_key"
-        )
-    if config.split.enabled and (tokenizer is None or config.cache_view.source == "none"):
-        raise RouterError("split sends prompts by what is cached: set model_dir, and cache_view.source to a view")
-    if config.split.enabled and not (needs.cache_view or config.always_predict):
-        config = config.model_copy(update={"always_predict": True})
-    router = Router(config, policy, tokenizer)
-    app = web.Application()
-    app[ROUTER] = router
-    app.cleanup_ctx.append(router.running)
-    for path in OPERATIONS:
-        app.router.add_post(path, router.complete)
-    app.router.add_get("/v1/models", router.list_models)
-    app.router.add_get("/health", router.show_health)
-    app.router.add_get("/metrics", router.show_metrics)
-    app.router.add_get("/router/requests", router.show_requests)
-    app.router.add_get("/router/workers", router.show_workers)
-    app.router.add_route("*", "/router/workers/{name}/drain", router.drain)
-    app.router.add_get(PREFILLS + "/{key}", router.poll_prefill)
-    return app
-
-
-def _moving(config: RouterConfig, policy: Policy, tokenizer: Tokenizer | None) -> Policy:
-    if tokenizer is None or config.cache_view.source == "none":
-        raise RouterError(
-            "moves are priced by what workers hold: set model_dir, and cache_view.source to 'events' or 'history'"
-        )
-    own = config.moves
-    return MovingPolicy(policy, overload_seconds=own.overload_seconds, sessions=own.sessions)
-
-
-def _degrading(config: RouterConfig, policy: Policy, tokenizer: Tokenizer | None) -> Policy:
-    if tokenizer is None or config.cache_view.source == "none":
-        raise RouterError(
-            "degradation separates hits from misses by their tokens: set model_dir, and cache_view.source to 'events' "
-            "or 'history'"
-        )
-    return DegradingPolicy(policy, config.degradation)
+    message = "this page needs the router's admin_token as a bearer token"
+    return _refused(message, 401, {"WWW-Authenticate": "Bearer"})
 
 
 def _tracing(endpoint: str | None) -> Tracing | None:

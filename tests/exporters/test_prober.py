@@ -14,7 +14,7 @@ from prefixwatch.engines.tiny_model import make_tiny_model
 from prefixwatch.exporters.probes.prober import TENANT
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.serving.router import create_app
+from prefixwatch.router.serving.create import create_app
 from tests.exporters.probing import MakeProbes
 
 BLOCK = 16

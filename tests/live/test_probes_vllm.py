@@ -25,7 +25,7 @@ from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.kvcache.request_record import RequestRecord
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.serving.router import create_app
+from prefixwatch.router.serving.create import create_app
 from tests.live.conftest import MakePrompt
 
 pytestmark = pytest.mark.vllm

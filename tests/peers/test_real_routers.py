@@ -23,7 +23,7 @@ from prefixwatch.engines.tiny_model import default_model_dir, words
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.serving.router import ROUTER, create_app
+from prefixwatch.router.serving.create import ROUTER, create_app
 from tests.peers.fake_worker import HELD, MODEL, FakeWorker
 from tests.peers.peer_venv import PYTHON
 

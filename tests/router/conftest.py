@@ -17,7 +17,8 @@ from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import Policy
-from prefixwatch.router.serving.router import ROUTER, Router, create_app
+from prefixwatch.router.serving.create import ROUTER, create_app
+from prefixwatch.router.serving.router import Router
 from tests.router.fake_engine import FakeEngine, until
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

@@ -14,8 +14,8 @@ from prefixwatch.router.degradation.config import DegradationConfig
 from prefixwatch.router.degradation.policy import DegradingPolicy
 from prefixwatch.router.errors import RouterError
 from prefixwatch.router.policies import make_policy
+from prefixwatch.router.serving.create import create_app
 from prefixwatch.router.serving.degraded import one_token_body
-from prefixwatch.router.serving.router import create_app
 from tests.router.conftest import Client
 from tests.router.fake_engine import FakeEngine, Out, answer_ok, until
 from tests.router.fleets import a_fleet, a_request

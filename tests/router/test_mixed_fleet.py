@@ -18,8 +18,8 @@ from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policies.preble import prefix_tree_load
 from prefixwatch.router.policies.preble.prefix_tree_load import PrefixTreeLoad
 from prefixwatch.router.policies.shared.routed_hashes import RoutedHashes
+from prefixwatch.router.serving.create import ROUTER, create_app
 from prefixwatch.router.serving.models import ServedModels
-from prefixwatch.router.serving.router import ROUTER, create_app
 from prefixwatch.router.tenant_config import TenantsConfig
 from tests.router.fake_engine import FakeEngine, Out, until
 

@@ -12,7 +12,7 @@ from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.errors import RouterError
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import Fleet, Worker
-from prefixwatch.router.serving.router import create_app
+from prefixwatch.router.serving.create import create_app
 from prefixwatch.simulator.engine_views import TruthView
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests

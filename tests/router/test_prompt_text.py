@@ -13,7 +13,7 @@ from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.exchange.endpoints import CHAT, COMPLETIONS
 from prefixwatch.router.exchange.prompt import PromptReader
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.serving.router import create_app
+from prefixwatch.router.serving.create import create_app
 from prefixwatch.router.tenant_config import TenantsConfig
 from tests.router.conftest import Start
 from tests.router.fake_engine import FakeEngine

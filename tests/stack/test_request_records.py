@@ -25,7 +25,7 @@ from prefixwatch.exporters.exporter import Exporter
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.serving.router import ROUTER, create_app
+from prefixwatch.router.serving.create import ROUTER, create_app
 
 WORDS = words()
 SHARED = " ".join(WORDS[:300])

@@ -20,7 +20,7 @@ from prefixwatch.loadgen.plan.request import PlannedRequest
 from prefixwatch.loadgen.scenario.model import Scenario
 from prefixwatch.router.config import RouterConfig, WorkerConfig
 from prefixwatch.router.policies import make_policy
-from prefixwatch.router.serving.router import ROUTER, create_app
+from prefixwatch.router.serving.create import ROUTER, create_app
 
 BLOCK = 16
 SCENARIO = """\
