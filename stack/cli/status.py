@@ -7,11 +7,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from http.client import HTTPException
 from typing import Annotated, Any
-from urllib.error import URLError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
 
 import typer
 from rich.live import Live
@@ -21,10 +18,10 @@ from rich.text import Text
 from prefixwatch.exporters.fleet.status import TITLES
 from prefixwatch.stack.cli.command import JsonFlag, new_app, output_option, plain_console, target_option
 from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.local.access import read_json
 
 app = new_app(invoke_without_command=True)
 
-_TIMEOUT_SECONDS = 10.0
 _UNKNOWN = "–"
 _WINDOW = "5m"
 
@@ -78,7 +75,7 @@ def status(
         read = lambda: from_prometheus(base)  # noqa: E731
     else:
         base = (exporter or "http://127.0.0.1:9477").rstrip("/")
-        read = lambda: _get(f"{base}/api/v1/status", "--exporter")  # noqa: E731
+        read = lambda: read_json(f"{base}/api/v1/status", "--exporter")  # noqa: E731
     if as_json:
         typer.echo(json.dumps(read(), indent=2, ensure_ascii=False))
         return
@@ -97,7 +94,7 @@ def from_prometheus(base: str) -> dict[str, Any]:
     models: defaultdict[str, dict[str, float]] = defaultdict(dict)
     everywhere: dict[str, float] = {}
     for name, query in QUERIES.items():
-        answer = _get(f"{base}/api/v1/query?{urlencode({'query': query})}", "--prometheus")
+        answer = read_json(f"{base}/api/v1/query?{urlencode({'query': query})}", "--prometheus")
         for series in answer.get("data", {}).get("result", ()):
             value = float(series["value"][1])
             if not math.isnan(value):  # a ratio of nothing
@@ -105,7 +102,7 @@ def from_prometheus(base: str) -> dict[str, Any]:
                     models[series["metric"].get("model", "")][name] = value
                 else:
                     everywhere[name] = value
-    up = _get(f"{base}/api/v1/query?{urlencode({'query': 'prefixwatch_target_up'})}", "--prometheus")
+    up = read_json(f"{base}/api/v1/query?{urlencode({'query': 'prefixwatch_target_up'})}", "--prometheus")
     found = [float(series["value"][1]) for series in up.get("data", {}).get("result", ())]
     why = "Prometheus has no such series"
     return {
@@ -164,18 +161,3 @@ def _shown(figure: Mapping[str, Any] | None) -> str:
         if abs(value) >= 10 * size or (prefix != "k" and abs(value) >= size):
             return f"{value / size:.3g} {prefix} {unit}"
     return f"{value:,.0f} {unit}" if abs(value) >= 10 or value == int(value) else f"{value:.2g} {unit}"
-
-
-def _get(url: str, option: str) -> dict[str, Any]:
-    """A JSON document. Raises UsageError naming the option."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{option}: '{url.partition('?')[0]}' is not an http(s) URL")
-    try:
-        with urlopen(Request(url, headers={"Accept": "application/json"}), timeout=_TIMEOUT_SECONDS) as answer:
-            document = json.load(answer)
-    except (URLError, HTTPException, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UsageError(f"{option}: {url.partition('?')[0]}: {reason}; is it running, and is that its URL?") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"{option}: {url.partition('?')[0]}: the answer is not a JSON object")
-    return document

@@ -1,14 +1,21 @@
-"""How a Prometheus or an exporter behind a gateway is asked: headers with secrets, and certificates."""
+"""How a Prometheus or an exporter is asked: headers with secrets, certificates, and one JSON document."""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import Request, urlopen
 
+from prefixwatch.exporters.http.redact import shown_url
 from prefixwatch.loadgen.scenario.secrets import filled_in, literal_secret
 from prefixwatch.stack.errors import UsageError
 
@@ -65,3 +72,29 @@ def _header(text: str) -> tuple[str, str]:
     if not colon or not name.strip() or not value.strip():
         raise UsageError(f"--header {name.strip()}: write it as 'Name: value'")
     return name.strip(), value.strip()
+
+
+def read_json(url: str, option: str, *, timeout_seconds: float = 10.0) -> dict[str, Any]:
+    """The JSON object at an http(s) address, which may have a user and a password. Raises UsageError naming `option`
+    and the address, without these and without its query."""
+    shown = shown_url(url).partition("?")[0]
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{option}: '{shown.rpartition('@')[2]}' is not an http(s) URL")
+    headers = {"Accept": "application/json"}
+    try:
+        parts = urlsplit(url)
+        login, _, place = parts.netloc.rpartition("@")
+        if login:
+            login += "" if ":" in login else ":"
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        request = Request(urlunsplit(parts._replace(netloc=place)), headers=headers)
+        with urlopen(request, timeout=timeout_seconds) as answer:
+            document = json.load(answer)
+    except HTTPError as error:
+        raise UsageError(f"{option}: {shown} answers {error.code}; is that its URL?") from error
+    except (HTTPException, OSError, ValueError) as error:  # URLError is an OSError
+        reason = str(getattr(error, "reason", None) or error).strip()
+        raise UsageError(f"{option}: {shown}: {reason}; is it running, and is that its URL?") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{option}: {shown}: the answer is not a JSON object")
+    return document

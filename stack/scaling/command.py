@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Iterator, Mapping
-from http.client import HTTPException
 from typing import Annotated, Any
-from urllib.error import HTTPError, URLError
 
 from rich import box
 from rich.table import Table
 
 from prefixwatch.stack.cli.command import JsonFlag, new_app, output_option, plain_console, print_json, target_option
 from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.local.access import read_json
 
 app = new_app(invoke_without_command=True)
 
-_TIMEOUT_SECONDS = 10.0
 _UNKNOWN = "unknown"
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -62,18 +58,9 @@ def scale_advice(
 
 def read_advice(base: str, target_load: float | None) -> dict[str, Any]:
     """The exporter's `/api/v1/scaling`. Raises UsageError naming the option that is wrong."""
-    if not base.startswith(("http://", "https://")):
-        raise UsageError(f"--exporter: '{base}' is not an http(s) URL")
     url = f"{base}/api/v1/scaling" + ("" if target_load is None else f"?target_load={target_load:g}")
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
-            found = json.load(answer)
-    except HTTPError as error:
-        raise UsageError(f"--exporter: {url} answers {error.code}: is it a prefixwatch exporter of today?") from error
-    except (URLError, HTTPException, OSError, ValueError) as error:
-        reason = str(getattr(error, "reason", None) or error).strip()
-        raise UsageError(f"--exporter: {url}: {reason}; is it running, and is that its URL?") from error
-    if not isinstance(found, dict) or found.get("schema") != 1 or "groups" not in found:
+    found = read_json(url, "--exporter")
+    if found.get("schema") != 1 or "groups" not in found:
         raise UsageError(f"--exporter: {url}: the answer is not scaling advice of schema 1")
     return found
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.error import URLError
-from urllib.parse import urlsplit, urlunsplit
-from urllib.request import Request, urlopen
 
 from rich.console import Console
 
+from prefixwatch.exporters.http.redact import shown_url
 from prefixwatch.stack.cli.command import JsonFlag, command, finish, load_option, new_app, output_option, plain_console
 from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.local.access import read_json
 
 app = new_app(no_args_is_help=True, help="Live traffic as a recording that simulate, plan, bench and analyze read.")
 
@@ -114,27 +111,10 @@ def _pages(
 
 
 def _page(exporter: str, after: int) -> dict[str, Any]:
-    parts = urlsplit(exporter if "://" in exporter else f"http://{exporter}")
-    headers = {"Accept": "application/json"}
-    if parts.username is not None:
-        login = f"{parts.username}:{parts.password or ''}".encode()
-        headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
-    host = parts.hostname or ""
-    address = parts._replace(
-        netloc=f"[{host}]" if ":" in host else host,
-        path=parts.path.rstrip("/") + "/api/v1/trace",
-        query=f"after={after}",
-    )
-    if parts.port is not None:
-        address = address._replace(netloc=f"{address.netloc}:{parts.port}")
-    url = urlunsplit(address)
-    try:
-        with urlopen(Request(url, headers=headers), timeout=_TIMEOUT_SECONDS) as answer:
-            page: dict[str, Any] = json.load(answer)
-    except (URLError, HTTPException, OSError, ValueError) as error:
-        raise UsageError(f"{url} can't be read ({error}): give the URL of a running prefixwatch exporter") from error
-    if not isinstance(page, dict) or "rows" not in page:
-        raise UsageError(f"{url} isn't a trace: give the URL of a prefixwatch exporter")
+    base = (exporter if "://" in exporter else f"http://{exporter}").rstrip("/")
+    page = read_json(f"{base}/api/v1/trace?after={after}", "--exporter", timeout_seconds=_TIMEOUT_SECONDS)
+    if "rows" not in page:
+        raise UsageError(f"{shown_url(base)} isn't a trace: give the URL of a prefixwatch exporter")
     return page
 
 

@@ -85,7 +85,7 @@ def test_deletion_costs_are_written_for_pods_whose_cache_is_known(url: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--exporter", "localhost"], "--exporter: 'localhost' is not an http"),
+        (["--exporter", "localhost"], "--exporter: 'localhost/api/v1/scaling' is not an http"),
         (["--exporter", "http://127.0.0.1:1"], "is it running"),
         (["--target-load", "0"], "--target-load must be above 0, got 0"),
         (["--json", "--kubectl"], "give either --kubectl or --json"),

@@ -183,7 +183,7 @@ def test_nothing_to_export_and_nobody_there_are_errors(served: tuple[LiveTrace, 
     with pytest.raises(UsageError, match="has seen no request yet: send traffic through a prefixwatch router"):
         run_export(ExportOptions(exporter=url, out=tmp_path / "t.jsonl"), quiet())
     assert not (tmp_path / "t.jsonl").exists()
-    with pytest.raises(UsageError, match="give the URL of a running prefixwatch exporter"):
+    with pytest.raises(UsageError, match=r"--exporter: http://127\.0\.0\.1:1/api/v1/trace: .*; is it running"):
         run_export(ExportOptions(exporter="http://127.0.0.1:1", out=tmp_path / "t.jsonl"), quiet())
 
 

@@ -18,11 +18,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from prefixwatch.exporters.config import split_listen
 from prefixwatch.stack.bench.schedule import Run
 from prefixwatch.stack.errors import UsageError
 
 PUSH_SECONDS = 1.0
-_LAST_PORT = 65_535
 _OUTCOMES = ("completed", "refused", "failed", "timed_out", "cut_off")
 Labels = Mapping[str, str]
 
@@ -107,13 +107,14 @@ def _serve(metrics: RunMetrics, listen: str) -> Callable[[], None]:
     """The page at http://LISTEN/metrics; returns what ends it."""
     from prometheus_client import CollectorRegistry, start_http_server
 
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
-        raise UsageError(f"--metrics-listen {listen}: write it as HOST:PORT")
+    try:
+        host, port = split_listen(listen)
+    except ValueError:
+        raise UsageError(f"--metrics-listen {listen}: write it as HOST:PORT") from None
     registry = CollectorRegistry()
     registry.register(metrics)
     try:
-        server, thread = start_http_server(int(port), host or "0.0.0.0", registry)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise UsageError(
             f"--metrics-listen {listen}: can't listen there ({error.strerror}): name a free port"
