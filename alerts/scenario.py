@@ -42,9 +42,9 @@ class Scenario(BaseModel):
     low_traffic: dict[str, Value] | None = None
 
 
-def load_scenarios(path: Path = SCENARIOS) -> dict[str, Scenario]:
+def load_scenarios() -> dict[str, Scenario]:
     """Scenarios by alert."""
-    return TypeAdapter(dict[str, Scenario]).validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return TypeAdapter(dict[str, Scenario]).validate_python(yaml.safe_load(SCENARIOS.read_text(encoding="utf-8")))
 
 
 def rendered(files: Sequence[RuleFile]) -> dict[str, str]:

@@ -113,25 +113,25 @@ def _not_yaml(name: str, error: yaml.YAMLError) -> DocumentError:
     return DocumentError(f"{name}{f':{line}' if line else ''}: not valid YAML: {cause}")
 
 
-def load_kinds(path: Path | str, models: Mapping[str, type[BaseModel]], *, key: str = "kind") -> list[Document[Any]]:
-    """All documents of a YAML file, each as the model of the kind that its `key` names."""
+def load_kinds(path: Path | str, models: Mapping[str, type[BaseModel]]) -> list[Document[Any]]:
+    """All documents of a YAML file, each as the model that its key `kind` names."""
     text = _read(path)
-    return [_validate(node, _chosen(node, models, key, str(path)), str(path)) for node in _nodes(text, str(path))]
+    return [_validate(node, _chosen(node, models, str(path)), str(path)) for node in _nodes(text, str(path))]
 
 
-def _chosen(node: yaml.Node, models: Mapping[str, type[BaseModel]], key: str, name: str) -> type[BaseModel]:
+def _chosen(node: yaml.Node, models: Mapping[str, type[BaseModel]], name: str) -> type[BaseModel]:
     place = f"{name}:{node.start_mark.line + 1}"
     if not isinstance(node, yaml.MappingNode):
         found = "a list" if isinstance(node, yaml.SequenceNode) else "a text"
         raise DocumentError(f"{place}: expected a mapping of keys, found {found}")
-    given = next((value for found, value in node.value if found.value == key), None)
+    given = next((value for found, value in node.value if found.value == "kind"), None)
     if given is None:
-        raise DocumentError(f"{place}: {key}: missing: give one of {', '.join(models)}")
+        raise DocumentError(f"{place}: kind: missing: give one of {', '.join(models)}")
     text = given.value if isinstance(given, yaml.ScalarNode) else "a list or mapping"
     if text not in models:
         hint = did_you_mean(text, models)
         line = given.start_mark.line + 1
-        raise DocumentError(f"{name}:{line}: {key}: {_cut(repr(text))} isn't supported in this file: {hint}")
+        raise DocumentError(f"{name}:{line}: kind: {_cut(repr(text))} isn't supported in this file: {hint}")
     return models[text]
 
 

@@ -33,11 +33,6 @@ class ReuseProfile:
     """Capacity, in blocks, from which on each block that is reused at all is; ascending."""
     total_blocks: int
 
-    @property
-    def distinct_blocks(self) -> int:
-        """Different blocks in all prompts, except for those behind a block that was new."""
-        return self.total_blocks - len(self.needed_blocks)
-
     def hit_blocks(self, capacity_blocks: int | None = None) -> int:
         """Blocks reused by a cache of this size; None: without limit."""
         if capacity_blocks is None:

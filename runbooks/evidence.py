@@ -23,6 +23,7 @@ _EXPORTERS_OWN = ("prefixwatch_target_up", "prefixwatch_discovered_targets")
 """Every exporter has one of them, also one whose discovery finds nothing."""
 _AT_ONCE = 8
 """Queries in flight, so that a Prometheus in trouble isn't given all of them at once."""
+_PAGES = 3
 _NO_HISTORY = "compares with earlier minutes: needs --prometheus"
 
 
@@ -99,15 +100,13 @@ class ExporterEvidence:
         return evaluate(query, self._snapshots)
 
 
-async def watch_exporter(
-    url: str, session: aiohttp.ClientSession, *, seconds: float, pages: int = 3
-) -> ExporterEvidence:
-    """Read the exporter's `/metrics` `pages` times over this time. Raises PrometheusError."""
+async def watch_exporter(url: str, session: aiohttp.ClientSession, *, seconds: float) -> ExporterEvidence:
+    """Read the exporter's `/metrics` three times over this time. Raises PrometheusError."""
     base = url.rstrip("/").removesuffix("/metrics")
     snapshots = Snapshots()
-    for number in range(pages):
+    for number in range(_PAGES):
         if number:
-            await asyncio.sleep(seconds / (pages - 1))
+            await asyncio.sleep(seconds / (_PAGES - 1))
         try:
             async with session.get(f"{base}/metrics", headers={"Accept": "text/plain"}) as response:
                 response.raise_for_status()

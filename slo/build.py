@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from prefixwatch.documents import DocumentError, KeyPath, durations
 from prefixwatch.slo import openslo, rule_model
 from prefixwatch.slo.indicators import IndicatorReader, KnownMetrics
-from prefixwatch.slo.objective import Condition, Objective, RequestField, TimeWindow
+from prefixwatch.slo.objective import Condition, Objective, RequestField
 from prefixwatch.slo.openslo import ALL_OF, REQUEST_FIELD, ObjectiveSpec, Window
 from prefixwatch.slo.promql import Selector
 from prefixwatch.slo.read import SHIPPED, Library, Slo, read, shipped_names
@@ -99,7 +99,6 @@ class _SloReader:
                 service=self._spec.service,
                 target=spec.ratio,
                 conditions=self._conditions(spec),
-                window=TimeWindow(self._window.duration, self._window.isRolling),
                 request_classes=classes,
                 selection=selection,
             )

@@ -73,14 +73,6 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeWindow:
-    """The period that the error budget belongs to, e.g. 30 rolling days; `duration` as OpenSLO writes it."""
-
-    duration: str
-    rolling: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Objective:
     """A share `target` of the requests of these classes must meet every condition."""
 
@@ -89,7 +81,6 @@ class Objective:
     service: str
     target: float
     conditions: tuple[Condition, ...]
-    window: TimeWindow
     request_classes: tuple[str, ...] = ("*",)
     """Shell-style patterns on the request class; a request is graded when any matches."""
     selection: Selection = ALL_REQUESTS

@@ -21,12 +21,10 @@ def wilson(good: int, total: int, confidence: float = CONFIDENCE) -> tuple[float
     return (0.0 if good == 0 else low, 1.0 if good == total else high)
 
 
-def share_difference(
-    good: tuple[int, int], total: tuple[int, int], confidence: float = CONFIDENCE
-) -> tuple[float, float] | None:
+def share_difference(good: tuple[int, int], total: tuple[int, int]) -> tuple[float, float] | None:
     """Interval of the first share minus the second, from both Wilson intervals (Newcombe, Stat. Med. 17, 1998, method
     10); None where one is of nothing."""
-    first, second = (wilson(good[k], total[k], confidence) for k in (0, 1))
+    first, second = (wilson(good[k], total[k]) for k in (0, 1))
     if first is None or second is None:
         return None
     one, other = good[0] / total[0], good[1] / total[1]

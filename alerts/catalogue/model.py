@@ -274,19 +274,19 @@ def _expanded(expr: str, native: bool) -> str:
     return _QUANTILE.sub(full, expr).strip()
 
 
-def quantile(q: str, family: str, matcher: str = "", window: str = "15m", *, native: bool = True) -> str:
-    """PromQL of a quantile by model.
+def quantile(q: str, family: str, matcher: str = "", *, native: bool = True) -> str:
+    """PromQL of a quantile by model, over 15 minutes.
 
     `rate` before `sum`, so that a restart of one replica is a reset of its own series (EM45). A fleet may be half
     on native histograms (SL11); an idle one has no quantile rather than NaN (SL01).
     """
     where = f"{{{matcher}}}" if matcher else ""
     classic = (
-        f"histogram_quantile({q}, sum by ($model, le) (rate({family}_bucket{where}[{window}])))\n"
-        f"and on ($model) sum by ($model) (rate({family}_count{where}[{window}])) > 0"
+        f"histogram_quantile({q}, sum by ($model, le) (rate({family}_bucket{where}[15m])))\n"
+        f"and on ($model) sum by ($model) (rate({family}_count{where}[15m])) > 0"
     )
     if not native:
         return classic
-    rates = f"sum by ($model) (rate({family}{where}[{window}]))"
+    rates = f"sum by ($model) (rate({family}{where}[15m]))"
     whole = f"histogram_quantile({q}, {rates})\nand on ($model) histogram_count({rates}) > 0"
     return f"(\n{classic}\n)\nor (\n{whole}\n)"

@@ -17,7 +17,7 @@ from prefixwatch.router.policies.round_robin import RoundRobin
 from prefixwatch.router.policy import Decision, Fleet, NoWorkers, Policy, RouteRequest
 from prefixwatch.simulator.fleet import FleetSimulation
 from prefixwatch.simulator.traffic.trace import TRACE_BLOCK_TOKENS, SimulatedRequest, read_trace
-from prefixwatch.slo.objective import Condition, Objective, RequestField, TimeWindow
+from prefixwatch.slo.objective import Condition, Objective, RequestField
 
 WORKERS = (1, 2, 4, 8)
 LONGEST_PROMPT_TOKENS = 16_384
@@ -34,7 +34,6 @@ IN_TIME = Objective(
     service="llm-serving",
     target=0.95,
     conditions=(Condition(RequestField.TTFT_SECONDS, "lte", GOOD_TTFT_S),),
-    window=TimeWindow("30d", rolling=True),
 )
 
 

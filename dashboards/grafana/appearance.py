@@ -31,13 +31,12 @@ UNITS: dict[Unit, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A panel, its number and its place; `y` is the dashboard's, `row_y` counts from the row's first line."""
+    """A panel, its number and its place on the dashboard."""
 
     id: int
     panel: Panel
     x: int
     y: int
-    row_y: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def _flow(row: Row, top: int, first_id: int) -> Iterator[Placed]:
     for number, panel in enumerate(row.panels):
         if x + panel.width > COLUMNS:
             x, y, line = 0, y + line, 0
-        yield Placed(first_id + number, panel, x, y, y - top)
+        yield Placed(first_id + number, panel, x, y)
         x, line = x + panel.width, max(line, panel.height)
 
 

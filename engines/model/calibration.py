@@ -84,7 +84,7 @@ class Calibration:
         }
 
 
-def calibrate(requests: Sequence[Served], max_num_batched_tokens: int, *, seed: int = 1) -> Calibration:
+def calibrate(requests: Sequence[Served], max_num_batched_tokens: int) -> Calibration:
     """The step time of the engines that served these. Raises StepTimeError where the requests don't determine it."""
     prefill, decode = _samples(requests, max_num_batched_tokens)
     for kind, samples, remedy in (
@@ -94,9 +94,7 @@ def calibrate(requests: Sequence[Served], max_num_batched_tokens: int, *, seed: 
         if len(samples) < LEAST_SAMPLES:
             raise StepTimeError(f"{len(samples)} {kind}, and at least {LEAST_SAMPLES} are needed: {remedy}")
     found = fit([*prefill, *decode])
-    return Calibration(
-        found, _intervals(prefill, decode, seed), _errors(found, prefill, decode), len(prefill), len(decode)
-    )
+    return Calibration(found, _intervals(prefill, decode), _errors(found, prefill, decode), len(prefill), len(decode))
 
 
 def _samples(requests: Sequence[Served], budget: int) -> tuple[list[StepSample], list[StepSample]]:
@@ -125,10 +123,8 @@ def _overlap(begin_s: float, end_s: float, other_begin_s: float, other_end_s: fl
     return max(0.0, min(end_s, other_end_s) - max(begin_s, other_begin_s))
 
 
-def _intervals(
-    prefill: Sequence[StepSample], decode: Sequence[StepSample], seed: int
-) -> dict[str, tuple[float, float]]:
-    rng, drawn = np.random.default_rng(seed), []
+def _intervals(prefill: Sequence[StepSample], decode: Sequence[StepSample]) -> dict[str, tuple[float, float]]:
+    rng, drawn = np.random.default_rng(1), []
     for _ in range(RESAMPLES):
         samples = [part[k] for part in (prefill, decode) for k in rng.integers(len(part), size=len(part))]
         try:

@@ -29,17 +29,16 @@ class Scheduling:
     """The rules of a scheduler; the defaults are vLLM's."""
 
     prompts_first: bool = False
-    """A step either computes prompts or generates."""
+    """A step either computes prompts or generates. Out of blocks, the request that has generated least gives way, and
+    waits last in line."""
     longest_match_first: bool = False
     """The waiting request with the longest cached prefix is next."""
-    retracts: bool = False
-    """Out of blocks, the request that has generated least gives way, and waits last in line."""
     reserves_output: bool = False
     """Only what fits with its longest possible answer is admitted."""
 
 
 SCHEDULING: dict[EngineKind, Scheduling] = {
     "vllm": Scheduling(),
-    "sglang": Scheduling(prompts_first=True, longest_match_first=True, retracts=True),
+    "sglang": Scheduling(prompts_first=True, longest_match_first=True),
     "tensorrt-llm": Scheduling(reserves_output=True),
 }

@@ -32,22 +32,13 @@ _IDLE_POLL_SECONDS = 1.0
 _PARKED_POLL_SECONDS = 0.05
 
 
-def engine_connects(engine_endpoint: str) -> bool:
-    """Whether an engine configured with this endpoint connects to it, so that its subscriber has to bind.
-
-    vLLM and SGLang bind a publisher for `*`, `::`, `ipc://` and `inproc://`; a concrete host, as in
-    `tcp://127.0.0.1:5557`, they connect to.
-    """
-    binds = "*" in engine_endpoint or "::" in engine_endpoint or engine_endpoint.startswith(("ipc://", "inproc://"))
-    return not binds
-
-
 class KvEventSubscriber:
     """Keeps a feed up to date until it is cancelled; no message from the engine ends it.
 
     With `bind=False` it connects to an engine that binds (`tcp://*:5557` there, the engine's host here). With
-    `bind=True` it binds and the engine connects; see `engine_connects`. `on_applied` hears of every batch
-    that changed something. `failure` says what is wrong now, for people; None while all is well.
+    `bind=True` it binds and the engine connects, as vLLM and SGLang do where their endpoint has a concrete host
+    (`tcp://127.0.0.1:5557`). `on_applied` hears of every batch that changed something. `failure` says what is wrong
+    now, for people; None while all is well.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from prefixwatch.slo.wilson import wilson
+from prefixwatch.slo.wilson import CONFIDENCE, wilson
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,8 +71,8 @@ def ks_less(first: Floats, second: Floats) -> float:
     return _tail(n, m, lead)
 
 
-def auc_interval(first: Floats, second: Floats, confidence: float = 0.95) -> tuple[float, float, float]:
-    """AUC with its interval. Raises ValueError with fewer than 2 values on a side.
+def auc_interval(first: Floats, second: Floats) -> tuple[float, float, float]:
+    """AUC with its 95 % interval. Raises ValueError with fewer than 2 values on a side.
 
     Samples that are separated completely have no variance: their interval is Wilson's of a share that is the same in
     each value of the smaller sample.
@@ -84,10 +84,10 @@ def auc_interval(first: Floats, second: Floats, confidence: float = 0.95) -> tup
     below = _mid_rank(np.sort(first), second)
     auc = float(above.mean() / m)
     if auc in (0.0, 1.0):
-        low, high = wilson(round(auc) * min(n, m), min(n, m), confidence) or (0.0, 1.0)
+        low, high = wilson(round(auc) * min(n, m), min(n, m)) or (0.0, 1.0)
         return auc, low, high
     variance = float((above / m).var(ddof=1) / n + (below / n).var(ddof=1) / m)
-    spread = NormalDist().inv_cdf(0.5 + confidence / 2) * sqrt(variance) / (auc * (1 - auc))
+    spread = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * sqrt(variance) / (auc * (1 - auc))
     logit = log(auc / (1 - auc))
     return auc, _logistic(logit - spread), _logistic(logit + spread)
 
@@ -128,16 +128,14 @@ def ks_power(
     return float((leads(first, rng.normal(size=(trials, samples))) >= critical_lead(samples, level)).mean())
 
 
-def resampled_power(
-    warm: Floats, cold: Floats, rng: np.random.Generator, *, level: float = LEAK_LEVEL, trials: int = _POWER_TRIALS
-) -> float:
+def resampled_power(warm: Floats, cold: Floats, rng: np.random.Generator) -> float:
     """Share of audits that would find a leak whose probes look like `warm` beside `cold` ones, both as measured.
 
     Each trial draws both sides again with replacement, as many as the smaller sample has.
     """
     samples = min(len(warm), len(cold))
-    first, second = (side[rng.integers(0, len(side), (trials, samples))] for side in (warm, cold))
-    return float((leads(first, second) >= critical_lead(samples, level)).mean())
+    first, second = (side[rng.integers(0, len(side), (_POWER_TRIALS, samples))] for side in (warm, cold))
+    return float((leads(first, second) >= critical_lead(samples, LEAK_LEVEL)).mean())
 
 
 def smallest_gap_sd(samples: int, warm_share: float = 1.0, level: float = LEAK_LEVEL) -> float | None:

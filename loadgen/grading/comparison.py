@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefixwatch.loadgen.grading.figures import COMPARED, DEFINITIONS, SECONDARY, Definition
 from prefixwatch.loadgen.grading.measured import Measured
 from prefixwatch.loadgen.grading.statistics import (
-    RESAMPLES,
     Difference,
     compare_paired,
     compare_unpaired,
@@ -53,9 +52,7 @@ class _Compared(NamedTuple):
     found: Difference
 
 
-def compare_policies(
-    policies: Mapping[str, Measured], *, seed: int = 0, resamples: int = RESAMPLES
-) -> list[Comparison]:
+def compare_policies(policies: Mapping[str, Measured], *, seed: int = 0) -> list[Comparison]:
     """Every policy except the first against the first, in every figure that both have."""
     compared: list[_Compared] = []
     if not policies:
@@ -66,14 +63,12 @@ def compare_policies(
         repeats = own.columns.repeat[here]
         for figure in map(DEFINITIONS.__getitem__, COMPARED):
             a, b = figure.sample(own).take(here), figure.sample(base).take(there)
-            found = compare_paired(a, b, repeats, figure.statistic, seed=seed, resamples=resamples)
+            found = compare_paired(a, b, repeats, figure.statistic, seed=seed)
             compared.append(_Compared(name, baseline, figure, found))
     return _corrected(compared)
 
 
-def compare_runs(
-    runs: Iterable[tuple[str, Measured, str, Measured]], *, seed: int = 0, resamples: int = RESAMPLES
-) -> list[Comparison]:
+def compare_runs(runs: Iterable[tuple[str, Measured, str, Measured]]) -> list[Comparison]:
     """Requests of two runs, each as (name of a, a, name of b, b): paired if both served one plan, else unpaired.
 
     Holm's correction is over all of them, main and secondary figures apart.
@@ -84,9 +79,9 @@ def compare_runs(
         for figure in map(DEFINITIONS.__getitem__, COMPARED):
             x, y, repeats = figure.sample(a), figure.sample(b), (a.columns.repeat, b.columns.repeat)
             if paired:
-                found = compare_paired(x, y, repeats[0], figure.statistic, seed=seed, resamples=resamples)
+                found = compare_paired(x, y, repeats[0], figure.statistic)
             else:
-                found = compare_unpaired(x, y, *repeats, figure.statistic, seed=seed, resamples=resamples)
+                found = compare_unpaired(x, y, *repeats, figure.statistic)
             compared.append(_Compared(a_name, b_name, figure, found))
     return _corrected(compared)
 

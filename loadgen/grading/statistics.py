@@ -235,12 +235,12 @@ def quantile_intervals(
     return [_limits(tally.values(drawn), count) for tally in tallies]
 
 
-def share_interval(chosen: Floats, repeats: Ints, *, seed: int = 0) -> tuple[float, float] | None:
+def share_interval(chosen: Floats, repeats: Ints) -> tuple[float, float] | None:
     """95 % interval of the share of requests that are 1 and not 0: no narrower than Wilson's, nor than blocks say.
 
     Wilson's knows that none in a hundred isn't none ever, blocks know that requests fail together.
     """
-    wide, drawn = wilson(int(chosen.sum()), len(chosen)), mean_interval(chosen, repeats, seed=seed)
+    wide, drawn = wilson(int(chosen.sum()), len(chosen)), mean_interval(chosen, repeats)
     if wide is None or drawn is None:
         return None
     return max(0.0, min(wide[0], drawn[0])), min(1.0, max(wide[1], drawn[1]))

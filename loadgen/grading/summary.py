@@ -215,8 +215,8 @@ def summary_schema() -> dict[str, Any]:
     return Summary.model_json_schema(by_alias=True, mode="serialization")
 
 
-def write_schema(path: Path = SCHEMA_FILE) -> None:
-    path.write_text(json.dumps(summary_schema(), indent=2) + "\n", encoding="utf-8")
+def write_schema() -> None:
+    SCHEMA_FILE.write_text(json.dumps(summary_schema(), indent=2) + "\n", encoding="utf-8")
 
 
 def exit_code(summary: Summary) -> int:

@@ -28,11 +28,11 @@ def signed(value: float | None) -> str:
     return f"+{text}" if value is not None and value > 0 and text != "0" else text
 
 
-def percent(value: float | None, digits: int = 3) -> str:
+def percent(value: float | None) -> str:
     """Rounded, but never up to a whole 100 % that wasn't reached."""
     if value is None:
         return UNKNOWN
-    text = number(value * 100, digits)
+    text = number(value * 100)
     return f"{number(value * 100, 6) if text == '100' and value < 1 else text} %"
 
 

@@ -14,7 +14,7 @@ from prefixwatch.kvcache.prediction import prediction_cause
 from prefixwatch.loadgen.request_log.records import RequestRecord
 
 
-def note_prediction_causes(records: Sequence[RequestRecord], block_size: int = DEFAULT_BLOCK_SIZE) -> None:
+def note_prediction_causes(records: Sequence[RequestRecord]) -> None:
     """Fill in `prediction_cause` of one run's requests that had a first token.
 
     Two requests count as concurrent at a worker when the later one was sent between the other's sending and first
@@ -30,7 +30,7 @@ def note_prediction_causes(records: Sequence[RequestRecord], block_size: int = D
         record.prediction_cause = prediction_cause(
             record.predicted_tokens,
             record.cached_tokens,
-            block_size=block_size,
+            block_size=DEFAULT_BLOCK_SIZE,
             computing_tokens=record.planned_shared_tokens if concurrent else 0,
         )
         for key in keys:

@@ -127,7 +127,7 @@ def drill_runbooks() -> Runbooks:
     return replace(shipped, pages=pages, causes={n: c for n, c in shipped.causes.items() if set(c.steps) <= set(asked)})
 
 
-async def run_drill(name: str, fault: Fault, folder: Path, *, fault_seconds: float = FAULT_SECONDS) -> DrillResult:
+async def run_drill(name: str, fault: Fault, folder: Path) -> DrillResult:
     """Start the stack, warm it, make the fault, wait for its alerts, diagnose. Raises InputError."""
     rules, alertmanager = write_rules(folder)
     traffic = replace(fault.traffic)  # the fault may change it
@@ -140,7 +140,7 @@ async def run_drill(name: str, fault: Fault, folder: Path, *, fault_seconds: flo
                 await asyncio.sleep(fault.warm_seconds)
                 begun = time.monotonic()
                 await fault.inject(stack, traffic)
-            await _wait_for(fault.alerts, stack, begun + fault_seconds)
+            await _wait_for(fault.alerts, stack, begun + FAULT_SECONDS)
             runbooks = drill_runbooks()
             alone = await find(DiagnoseOptions(exporter=stack.exporter_url, seconds=SETTLE_SECONDS), runbooks)
             finding = await find(DiagnoseOptions(prometheus=stack.prometheus_url, window=DIAGNOSIS_WINDOW), runbooks)

@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from prefixwatch.kvcache.events.feed import Applied, WorkerFeed
-from prefixwatch.kvcache.events.subscriber import KvEventSubscriber, engine_connects
+from prefixwatch.kvcache.events.subscriber import KvEventSubscriber
 from prefixwatch.kvcache.index.block_index import BlockIndex
 
 PROMPT = list(range(1, 161))
@@ -291,18 +291,3 @@ async def test_an_endpoint_that_cannot_be_used_is_said_and_tried_again(rig: Rig)
     assert "can't connect to its KV events at tcp://*:5557" in subscriber.failure
     assert rig.task is not None
     assert not rig.task.done()
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "connects"),
-    [
-        ("tcp://*:5557", False),
-        ("tcp://[::]:5557", False),
-        ("ipc:///run/kv.sock", False),
-        ("inproc://kv", False),
-        ("tcp://127.0.0.1:5557", True),
-        ("tcp://0.0.0.0:5557", True),
-    ],
-)
-def test_who_binds_follows_the_engines_rule(endpoint: str, connects: bool) -> None:
-    assert engine_connects(endpoint) is connects

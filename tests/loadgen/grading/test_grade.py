@@ -19,7 +19,7 @@ from prefixwatch.loadgen.report.rows import latency_rows
 from prefixwatch.loadgen.request_log.columns import Columns
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 from prefixwatch.slo.build import load_objectives
-from prefixwatch.slo.objective import Condition, Objective, RequestField, TimeWindow
+from prefixwatch.slo.objective import Condition, Objective, RequestField
 
 MakeRecord = Callable[..., RequestRecord]
 
@@ -29,7 +29,6 @@ TTFT_95 = Objective(
     service="llm",
     target=0.95,
     conditions=(Condition(RequestField.TTFT_SECONDS, "lte", 0.5),),
-    window=TimeWindow("30d", rolling=True),
 )
 
 
