@@ -158,7 +158,7 @@ class CacheSource:
             moved = sum(
                 store.totals_by("kv_transfer_bytes", "source", "destination").get(labels, 0.0) for store in known
             )
-            tokens = break_even_tokens(merged.histogram, moved, self._kv_bytes_per_token, line)
+            tokens = break_even_tokens(merged, moved, self._kv_bytes_per_token, line)
             if tokens is not None:
                 found[labels] = tokens
         return found

@@ -10,7 +10,7 @@ from typing import Protocol
 from prefixwatch.exporters.caches.worker_targets import WorkerTargets
 from prefixwatch.exporters.fleet.bucket_bounds import coarsened
 from prefixwatch.exporters.metrics_page.families import IDENTITY, MIN_OBSERVATIONS
-from prefixwatch.exporters.scraping.histogram import Histogram, Merged, merge
+from prefixwatch.exporters.scraping.histogram import Histogram, merge
 from prefixwatch.exporters.scraping.labels import OTHER
 from prefixwatch.exporters.scraping.quality import reuse
 from prefixwatch.exporters.scraping.signals import SignalStore
@@ -154,7 +154,7 @@ def worker_loads(targets: Sequence[Target]) -> list[WorkerLoad]:
     return [WorkerLoad(worker, "", (), load) for worker, load in loads.items() if worker != OTHER]
 
 
-def merged_over(given: Iterable[SignalStore], signal: str, *labels: str) -> dict[tuple[str, ...], Merged]:
+def merged_over(given: Iterable[SignalStore], signal: str, *labels: str) -> dict[tuple[str, ...], Histogram]:
     """These stores' lifetime histograms of this signal, added up, by the values of `labels`."""
     groups: dict[tuple[str, ...], list[Histogram]] = defaultdict(list)
     for store in given:
@@ -172,7 +172,7 @@ def summed(given: Iterable[SignalStore], signal: str, *labels: str) -> dict[tupl
     return dict(sums)
 
 
-def merged_by_peers(given: Iterable[SignalStore], signal: str) -> list[tuple[tuple[str, ...], Merged]]:
+def merged_by_peers(given: Iterable[SignalStore], signal: str) -> list[tuple[tuple[str, ...], Histogram]]:
     """These stores' lifetime histograms of this signal, added up, by the labels of `IDENTITY`."""
     groups: dict[tuple[str, ...], list[Histogram]] = defaultdict(list)
     for store in given:
@@ -313,7 +313,7 @@ def _ttft_delta(targets: Sequence[Target], absent: dict[str, str]) -> TtftDelta 
         for (cache,), histograms in store.grown_histograms("ttft_by_cache", "cache").items():
             classes[cache].extend(histograms)
     hit, miss = merge(classes["hit"]), merge(classes["miss"])
-    hits, misses = (merged.histogram.count if merged else 0.0 for merged in (hit, miss))
+    hits, misses = (merged.count if merged else 0.0 for merged in (hit, miss))
     if hit is None or miss is None or min(hits, misses) < MIN_OBSERVATIONS:
         absent["ttft_delta"] = (
             f"{hits:.0f} hits and {misses:.0f} misses with a first token in the window, "
@@ -322,7 +322,7 @@ def _ttft_delta(targets: Sequence[Target], absent: dict[str, str]) -> TtftDelta 
         return None
     seconds = {}
     for q in DELTA_QUANTILES:
-        of_hit, of_miss = hit.histogram.quantile(q), miss.histogram.quantile(q)
+        of_hit, of_miss = hit.quantile(q), miss.quantile(q)
         if of_hit is not None and of_miss is not None:
             seconds[q] = of_miss - of_hit
     return TtftDelta(seconds, hits, misses)

@@ -57,9 +57,9 @@ def _share(stores: Sequence[SignalStore], condition: Condition) -> tuple[float, 
     if signal is None or not SIGNS[condition.op].startswith(("<", "≤")):
         return None
     merged = merge(one for store in stores if (one := store.merged(signal, grown=True)) is not None)
-    if merged is None or merged.histogram.count < MIN_OBSERVATIONS:
+    if merged is None or merged.count < MIN_OBSERVATIONS:
         return None
-    return within(merged.histogram, condition.value)
+    return within(merged, condition.value)
 
 
 def within(histogram: Histogram, threshold: float) -> tuple[float, float]:

@@ -183,4 +183,4 @@ def _decision_p99(targets: Sequence[Target]) -> float | None:
     routers = [t.store for t in targets if t.up and t.store and t.store.system.role == "router"]
     merged = merged_over(routers, "router_decision", "step")
     whole = merged.get(("total",)) or merged.get(("",))
-    return whole.histogram.quantile(0.99) if whole and whole.histogram.counts[-1] >= MIN_OBSERVATIONS else None
+    return whole.quantile(0.99) if whole and whole.counts[-1] >= MIN_OBSERVATIONS else None

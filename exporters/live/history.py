@@ -111,7 +111,7 @@ def take_sample(
         ttft = _histograms(told, "cache")
     else:
         by_cache = merged_over(stores(targets, "router"), "ttft_by_cache", "cache")
-        ttft = {cache: merged.histogram for (cache,), merged in by_cache.items()}
+        ttft = {cache: merged for (cache,), merged in by_cache.items()}
     return Sample(
         unix_seconds,
         monotonic_seconds,

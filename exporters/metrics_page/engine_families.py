@@ -101,7 +101,7 @@ def _by_peers(ever: Sequence[HasStore]) -> Iterator[Metric]:
     """
     engines = stores(ever, "engine")
     for signal, name in (_LATENCIES | _LENGTHS).items():
-        yield histograms(name, ((labels, merged.histogram) for labels, merged in merged_by_peers(engines, signal)))
+        yield histograms(name, merged_by_peers(engines, signal))
     for signal, name in _TRAFFIC.items():
         yield rows(name, summed_by_peers(engines, signal))
     yield rows("engine_finished_requests", summed_by_peers(engines, "finished_requests", "reason"))
@@ -156,7 +156,7 @@ def _block_times(fresh: _Fresh, by_events: AbstractSet[str]) -> Iterator[Metric]
         yield histograms(
             name,
             (
-                ([target], merged.histogram)
+                ([target], merged)
                 for target, store in fresh
                 if not (signal == "kv_block_lifetime" and target in by_events)
                 for merged in merged_over([store], signal).values()
@@ -170,7 +170,7 @@ def _waits(targets: Sequence[HasStore]) -> Iterator[Metric]:
         ("async_prefill_wait_seconds", "router", "async_prefill_wait_seconds"),
     ):
         waits = merged_over(stores(targets, role), signal)
-        yield histograms(name, (([], merged.histogram) for merged in waits.values()))
+        yield histograms(name, (([], merged) for merged in waits.values()))
 
 
 def _transfers(targets: Sequence[HasStore]) -> list[Metric]:
@@ -180,7 +180,7 @@ def _transfers(targets: Sequence[HasStore]) -> list[Metric]:
         histograms(
             "kv_transfer_seconds",
             (
-                ([label or _UNKNOWN for label in labels], merged.histogram)
+                ([label or _UNKNOWN for label in labels], merged)
                 for labels, merged in merged_over(known, "kv_transfer", *ends).items()
             ),
         ),

@@ -211,7 +211,7 @@ def _router_families(targets: Sequence[HasStore]) -> list[Metric]:
         return histograms(
             name,
             (
-                ([*_served(model), *values], one.histogram)
+                ([*_served(model), *values], one)
                 for (model, *values), one in found.items()
                 if only is None or values[0] in only
             ),
@@ -225,7 +225,7 @@ def _router_families(targets: Sequence[HasStore]) -> list[Metric]:
     return [
         merged("request_hit_tokens", "request_hit_tokens"),
         merged("ttft_seconds", "ttft_by_cache", "cache", only=CACHE_CLASSES),
-        histograms("router_decision_seconds", ((step, one.histogram) for step, one in decision.items())),
+        histograms("router_decision_seconds", decision.items()),
         rows(
             "requests",
             (

@@ -57,15 +57,7 @@ class Histogram:
         return Histogram(tuple(bounds), tuple(known[bound] for bound in bounds), self.total)
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A sum of histograms; `coarsened` when their bounds differed and only the common ones are left."""
-
-    histogram: Histogram
-    coarsened: bool
-
-
-def merge(histograms: Iterable[Histogram]) -> Merged | None:
+def merge(histograms: Iterable[Histogram]) -> Histogram | None:
     """Add histograms at the bounds that all of them have; None when there is none to add.
 
     Counts at a bound that only some have can't be added up: bounds that differ are dropped, and if only +Inf
@@ -75,9 +67,9 @@ def merge(histograms: Iterable[Histogram]) -> Merged | None:
     if not given:
         return None
     if all(histogram.bounds == given[0].bounds for histogram in given):
-        return Merged(_add(given), coarsened=False)
+        return _add(given)
     common = sorted(set.intersection(*(set(histogram.bounds) for histogram in given)))
-    return Merged(_add([histogram.at_bounds(common) for histogram in given]), coarsened=True)
+    return _add([histogram.at_bounds(common) for histogram in given])
 
 
 def _add(histograms: Sequence[Histogram]) -> Histogram:

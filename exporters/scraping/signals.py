@@ -231,8 +231,7 @@ class SignalStore:
         if key not in self._merged:
             given = self.grown_histograms(signal) if grown else self.histograms(signal)
             every = [one for histograms in given.values() for one in histograms]
-            merged = merge(every) if len(every) > 1 else None
-            self._merged[key] = merged.histogram if merged else every[0] if every and every[0].counts else None
+            self._merged[key] = merge(every)
         return self._merged[key]
 
     def gauges_of(self, signal: str) -> Mapping[LabelSet, float]:
