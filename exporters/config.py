@@ -15,7 +15,7 @@ from prefixwatch.documents.units import KvBytesPerTokenOrNone
 from prefixwatch.exporters.caches.prefix_names import NamedPrefix
 from prefixwatch.exporters.discovery.config import ScrapeConfig
 from prefixwatch.exporters.errors import ExporterError
-from prefixwatch.exporters.http.client_config import ClientConfig, Strict
+from prefixwatch.exporters.http.client_config import ClientConfig, Strict, http_address
 from prefixwatch.exporters.logs import LogFormat, LogLevel
 from prefixwatch.exporters.probes.config import ProbeConfig
 from prefixwatch.exporters.requests.config import Pricing, RequestSettings
@@ -71,16 +71,7 @@ class TargetConfig(ClientConfig):
     @field_validator("url")
     @classmethod
     def _metrics_url(cls, url: str) -> str:
-        given = url if "://" in url else f"http://{url}"
-        try:
-            parts = urlsplit(given)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"'{url}' is not a URL: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError(f"'{url}' is not an http(s) URL such as http://host:8000/metrics")
-        if parts.username or parts.password:
-            raise ValueError("the URL holds a user name or password: put them into basic_auth of a configuration file")
+        parts = http_address(url if "://" in url else f"http://{url}", "http://host:8000/metrics")
         return parts._replace(path=parts.path if parts.path.strip("/") else "/metrics").geturl()
 
     @field_validator("kv_events", "kv_replay", mode="before")

@@ -17,10 +17,9 @@ from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.loadgen.request_log.records import Outcome
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan, PlannedEvent
 from prefixwatch.router.config import HealthConfig
-from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import Place, Policy
 from prefixwatch.simulator.fleet import EVENT, FleetSimulation
-from prefixwatch.simulator.multi_router import spread_over
+from prefixwatch.simulator.multi_router import replicas, spread_over
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.router import Placement, ViewKind, make_views
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
@@ -49,11 +48,8 @@ def simulate_events(
 
     Raises ValueError for a wrong policy or option.
     """
-
-    def policies() -> list[Policy]:
-        return [make_policy(policy, seed=seed + k) for k in range(routers)]
-
-    via = spread_over(routers, len(requests), "random", seed) if routers > 1 else None
+    policies = partial(replicas, policy, seed, routers)
+    via = spread_over(routers, len(requests), "random", seed)
     fleet = ChangingFleet(policies, engines, events, view=view, places=places)
     return fleet.run(requests, via=via, concurrency=concurrency, watchers=watch(fleet.engines, requests))
 

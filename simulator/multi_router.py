@@ -13,6 +13,7 @@ import numpy as np
 
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.router.policies import make_policy
+from prefixwatch.router.policy import Policy
 from prefixwatch.simulator.fleet import FleetSimulation
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.router import ViewKind
@@ -40,17 +41,23 @@ def simulate_routers(
 
     With one router this is `simulate_requests`. Raises ValueError for a wrong policy, option or number.
     """
-    replicas = [make_policy(policy, seed=seed + k, options=policy_options) for k in range(routers)]
-    via = spread_over(routers, len(requests), spread, seed) if routers > 1 else None
-    simulation = FleetSimulation(replicas, engine, workers, view=view)
+    via = spread_over(routers, len(requests), spread, seed)
+    simulation = FleetSimulation(replicas(policy, seed, routers, policy_options), engine, workers, view=view)
     return simulation.run(requests, serial=serial, via=via, watchers=watch(simulation.engines, requests))
 
 
-def spread_over(routers: int, requests: int, spread: Spread, seed: int) -> list[int]:
-    """Each request's router by number: in turn, or at random as a connection balancer does it.
+def replicas(policy: str, seed: int, routers: int, options: Mapping[str, Any] | None = None) -> list[Policy]:
+    """The policy of each router, seeded `seed`, `seed + 1`, …"""
+    return [make_policy(policy, seed=seed + k, options=options) for k in range(routers)]
+
+
+def spread_over(routers: int, requests: int, spread: Spread, seed: int) -> list[int] | None:
+    """Each request's router by number: in turn, or at random as a connection balancer does it; None for one router.
 
     In turn, routers that themselves deal in turn march in step and send bursts to one worker; at random they don't.
     """
+    if routers < 2:
+        return None
     if spread == "round_robin":
         return [k % routers for k in range(requests)]
     numbers: list[int] = np.random.default_rng(seed).integers(0, routers, requests).tolist()

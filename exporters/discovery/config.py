@@ -6,13 +6,12 @@ import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from prefixwatch.documents.durations import Duration
 from prefixwatch.exporters.discovery.relabel import RelabelRule
-from prefixwatch.exporters.http.client_config import ClientConfig, Strict
+from prefixwatch.exporters.http.client_config import ClientConfig, Strict, http_address
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -48,11 +47,7 @@ class HttpSdConfig(ClientConfig):
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{url}' is not an http(s) URL")
-        if parts.username or parts.password:
-            raise ValueError("the URL holds a user name or password: put them into basic_auth")
+        http_address(url, "http://host:8080/targets")
         return url
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -14,6 +15,20 @@ class Strict(BaseModel):
     """Unknown keys are mistakes; a configuration doesn't change after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, coerce_numbers_to_str=True)
+
+
+def http_address(url: str, example: str) -> SplitResult:
+    """The parts of an http(s) address without a login. Raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"'{url}' is not an http(s) URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"'{url}' is not an http(s) URL such as {example}")
+    if "@" in parts.netloc:
+        raise ValueError("the URL holds a user name or password: put them into basic_auth of a configuration file")
+    return parts
 
 
 class Authorization(Strict):

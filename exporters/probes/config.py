@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from prefixwatch.documents.durations import Duration
-from prefixwatch.exporters.http.client_config import ClientConfig, Strict
+from prefixwatch.exporters.http.client_config import ClientConfig, Strict, http_address
 
 Tokens = Annotated[int, Field(gt=0)]
 
@@ -24,15 +23,7 @@ class ProbeTarget(ClientConfig):
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"'{url}' is not an http(s) URL: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError(f"'{url}' is not an http(s) URL such as http://host:8000")
-        if "@" in parts.netloc:
-            raise ValueError("the URL holds a user name or password: put them into basic_auth")
+        http_address(url, "http://host:8000")
         return url.rstrip("/").removesuffix("/v1")
 
 

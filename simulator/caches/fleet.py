@@ -23,14 +23,13 @@ from prefixwatch.loadgen.request_log.break_even import break_even_tokens, cheape
 from prefixwatch.loadgen.request_log.cache_moves import PHYSICAL_TIER, CacheLog, CacheMove
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan, event_plan
-from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import LowerTiers, Policy, RouteRequest
 from prefixwatch.simulator.caches.outer import OuterCaches, Run
 from prefixwatch.simulator.caches.peers import Peers
 from prefixwatch.simulator.caches.shared_store import SharedStore
 from prefixwatch.simulator.caches.worker_tiers import WorkerTiers
 from prefixwatch.simulator.fleet_events import ChangingFleet
-from prefixwatch.simulator.multi_router import spread_over
+from prefixwatch.simulator.multi_router import replicas, spread_over
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.router import Placement, ViewKind
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
@@ -54,11 +53,8 @@ def simulate_caches(
 
     Raises ValueError for a wrong policy or option, or for `sticky`, where nothing moves.
     """
-
-    def policies() -> list[Policy]:
-        return [make_policy(policy, seed=seed + k) for k in range(routers)]
-
-    via = spread_over(routers, len(requests), "random", seed) if routers > 1 else None
+    policies = partial(replicas, policy, seed, routers)
+    via = spread_over(routers, len(requests), "random", seed)
     fleet = CachingFleet(policies, engines, events or event_plan([], len(engines)), cache, view=view)
     result = fleet.run(requests, via=via, concurrency=concurrency, watchers=watch(fleet.engines, requests))
     return replace(result, cache_log=fleet.log)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.kvcache.transfer_link import KvLink, Wire, arrival
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan
 from prefixwatch.loadgen.scenario.moves_section import Moves
-from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import Policy, RouteRequest
 from prefixwatch.router.sessions.book import SessionKey
 from prefixwatch.router.sessions.moving import Move, MovingPolicy, Trigger
 from prefixwatch.simulator.fleet_events import ChangingFleet
-from prefixwatch.simulator.multi_router import spread_over
+from prefixwatch.simulator.multi_router import replicas, spread_over
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.router import SimulatedRouter, ViewKind
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
@@ -48,11 +48,8 @@ def simulate_moves(
     watch: Watch = unwatched,
 ) -> SimulationResult:
     """As `simulate_events`, and sessions are moved on purpose."""
-
-    def policies() -> list[Policy]:
-        return [make_policy(policy, seed=seed + k) for k in range(routers)]
-
-    via = spread_over(routers, len(requests), "random", seed) if routers > 1 else None
+    policies = partial(replicas, policy, seed, routers)
+    via = spread_over(routers, len(requests), "random", seed)
     fleet = MovingFleet(policies, engines, events, moves, view=view)
     return fleet.run(requests, via=via, concurrency=concurrency, watchers=watch(fleet.engines, requests))
 

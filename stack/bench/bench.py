@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,7 @@ from prefixwatch.stack.bench.options import (
     tune_of,
 )
 from prefixwatch.stack.bench.progress import Progress
-from prefixwatch.stack.bench.results import BenchRuns, versions, write_results
+from prefixwatch.stack.bench.results import BenchRuns, options_document, versions, write_results
 from prefixwatch.stack.bench.scenario_choice import (
     check_fleet_options,
     chosen_scenario,
@@ -413,8 +411,10 @@ class _Bench:
 
     def _again(self) -> dict[str, Any]:
         """What a second bench needs to repeat this one."""
-        given = json.loads(json.dumps(asdict(self.options), default=str))  # paths as texts
-        found = {"options": given, "scenario": self.scenario.model_dump(mode="json", exclude_unset=True)}
+        found = {
+            "options": options_document(self.options),
+            "scenario": self.scenario.model_dump(mode="json", exclude_unset=True),
+        }
         if self.constants is not None:
             found["calibrated"] = {**self.constants.document(), "policies": dict(self.specs)}
         return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,11 @@ from rich.console import Console
 
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.loadgen.grading.run_figures import figures_of_runs
-from prefixwatch.loadgen.grading.summary import (
-    RunFacts,
-    Summary,
-    build_summary,
-    exit_code,
-    verdict_sentence,
-)
+from prefixwatch.loadgen.grading.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence
 from prefixwatch.loadgen.report.event_section import event_table, move_table
 from prefixwatch.loadgen.report.page import console_table
 from prefixwatch.loadgen.report.reuse_section import reuse_table
+from prefixwatch.loadgen.report.sections.caches import break_even_lines, cache_table
 from prefixwatch.loadgen.request_log.fleet_rows import FleetRow, put_on_clock, write_fleet
 from prefixwatch.loadgen.request_log.records import RequestRecord, table_of, write_requests
 from prefixwatch.loadgen.results.run_folder import TARGET, client_reasons, shared_engines, started_at
@@ -96,6 +92,13 @@ def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict
     summary = runs.summary()
     configuration = {**runs.again, "incomplete": runs.incomplete, "runs": runs.reports, "notes": runs.notes}
     write_run(folder, summary, runs.records, runs.fleet, runs.objectives, configuration=configuration)
+    print_summary(summary, console)
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+    return summary.model_dump(by_alias=True, mode="json"), exit_code(summary)
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The tables of a run, and its verdict."""
     console.print(console_table(summary))
     if summary.events:
         console.print(event_table(summary.events))
@@ -103,9 +106,16 @@ def write_results(folder: Path, runs: BenchRuns, console: Console) -> tuple[dict
         console.print(parts)
     if summary.moves:
         console.print(move_table(summary.moves))
+    if summary.caches:
+        console.print(cache_table(summary.caches))
+        console.print("\n".join(break_even_lines(summary.caches)), soft_wrap=True, highlight=False)
     console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)
-    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
-    return summary.model_dump(by_alias=True, mode="json"), exit_code(summary)
+
+
+def options_document(options: Any) -> dict[str, Any]:
+    """A command's options as they go into config.yaml; paths are texts."""
+    given: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
+    return given
 
 
 def write_run(

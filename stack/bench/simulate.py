@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +14,8 @@ from rich.console import Console
 
 from prefixwatch.engines.model.profiles import DEFAULT_PROFILE
 from prefixwatch.loadgen.grading.run_figures import RunFigures
-from prefixwatch.loadgen.grading.summary import RunFacts, Summary, build_summary, exit_code, verdict_sentence
-from prefixwatch.loadgen.report.event_section import event_table, move_table
+from prefixwatch.loadgen.grading.summary import RunFacts, Summary, build_summary, exit_code
 from prefixwatch.loadgen.report.levels import write_levels_report
-from prefixwatch.loadgen.report.page import console_table
-from prefixwatch.loadgen.report.reuse_section import reuse_table
-from prefixwatch.loadgen.report.sections.caches import break_even_lines, cache_table
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.loadgen.scenario.model import Scenario, load_scenario
 from prefixwatch.loadgen.scenario.reuse_section import ReuseObjective
@@ -29,7 +24,7 @@ from prefixwatch.simulator.traffic.scenario_traffic import ScenarioTraffic
 from prefixwatch.slo.build import load_objectives
 from prefixwatch.slo.objective import Objective
 from prefixwatch.stack.bench.levels import LevelRun, run_levels, write_levels
-from prefixwatch.stack.bench.results import versions, write_run
+from prefixwatch.stack.bench.results import options_document, print_summary, versions, write_run
 from prefixwatch.stack.cli.command import command, finish, new_app, plain_console
 from prefixwatch.stack.local.out_folder import make_out_folder
 from prefixwatch.stack.simulation.caches import figures_of_results
@@ -184,17 +179,7 @@ def _finished(
     """`notes` are those that the request log doesn't give."""
     watching.end()
     console = watching.console
-    console.print(console_table(summary))
-    if summary.events:
-        console.print(event_table(summary.events))
-    if (parts := reuse_table(summary)) is not None:
-        console.print(parts)
-    if summary.moves:
-        console.print(move_table(summary.moves))
-    if summary.caches:
-        console.print(cache_table(summary.caches))
-        console.print("\n".join(break_even_lines(summary.caches)), soft_wrap=True, highlight=False)
-    console.print(verdict_sentence(summary), soft_wrap=True, highlight=False)
+    print_summary(summary, console)
     if options.out is not None:
         records, again = _records(results), _again(options, scenario) | {"notes": list(notes)}
         write_run(options.out, summary, records, watching.rows, objectives, configuration=again)
@@ -204,9 +189,8 @@ def _finished(
 
 def _again(options: SimulateOptions, scenario: Scenario | None) -> dict[str, Any]:
     """What a second simulation needs to repeat this one."""
-    given = json.loads(json.dumps(asdict(options), default=str))  # paths as texts
     return {
-        "options": given,
+        "options": options_document(options),
         "scenario": {} if scenario is None else scenario.model_dump(mode="json", exclude_unset=True),
     }
 

@@ -40,10 +40,15 @@ def access(headers: Sequence[str], ca_file: Path | None) -> Access:
             f"--header {secret}: a secret on the command line is seen by every process: put it into an environment "
             f"variable and write '{secret}: Bearer ${{TOKEN}}', in single quotes"
         )
+    return Access(filled_in(named), trusted(ca_file))
+
+
+def trusted(ca_file: Path | None) -> ssl.SSLContext | None:
+    """From `--ca-file`; None: the system's certificates. Raises UsageError."""
     if ca_file is None:
-        return Access(filled_in(named))
+        return None
     try:
-        return Access(filled_in(named), ssl.create_default_context(cafile=str(ca_file)))
+        return ssl.create_default_context(cafile=str(ca_file))
     except OSError as error:  # SSLError is one
         raise UsageError(f"--ca-file {ca_file}: no certificates can be read from it ({error})") from error
 
@@ -51,8 +56,15 @@ def access(headers: Sequence[str], ca_file: Path | None) -> Access:
 def check_address(option: str, url: str | None, *, logins: bool = False) -> None:
     """Raises UsageError for an invalid address, or, without `logins`, one with a password, which would appear in every
     report."""
-    if url is None:
-        return
+    if url is not None and has_login(option, url) and not logins:
+        raise UsageError(
+            f"{option}: a password in the address would appear in every report: give the address alone, and "
+            "--header 'Authorization: Basic ${LOGIN}' with the name of an environment variable"
+        )
+
+
+def has_login(option: str, url: str) -> bool:
+    """Whether the address has a user's name in it. Raises UsageError where it isn't an address."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not _GAP.search(url)
@@ -60,11 +72,7 @@ def check_address(option: str, url: str | None, *, logins: bool = False) -> None
         usable = False
     if not usable:
         raise UsageError(f"{option} {url}: give it as http://HOST:PORT")
-    if parts.username is not None and not logins:
-        raise UsageError(
-            f"{option}: a password in the address would appear in every report: give the address alone, and "
-            "--header 'Authorization: Basic ${LOGIN}' with the name of an environment variable"
-        )
+    return parts.username is not None
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -17,6 +16,7 @@ from prefixwatch.loadgen.plan.prompts import PromptWriter
 from prefixwatch.loadgen.scenario.secrets import bearer
 from prefixwatch.loadgen.sending.served_tokenizer import ServedTokenizer
 from prefixwatch.stack.errors import UsageError
+from prefixwatch.stack.local.access import has_login, trusted
 
 _TIMEOUT_SECONDS = 10.0
 
@@ -33,23 +33,12 @@ class Endpoint:
     tls: ssl.SSLContext | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port or a bracket that is none
-            usable = False
-        if not usable:
-            raise UsageError(f"--target {self.url}: give it as http://HOST:PORT")
-        if parts.username is not None:
+        if has_login("--target", self.url):
             raise UsageError(
                 "--target: a password in the address would be in every result: give the address alone, and the name "
                 "of an environment variable with the key as --api-key-env"
             )
-        if self.ca_file is not None:
-            try:
-                object.__setattr__(self, "tls", ssl.create_default_context(cafile=str(self.ca_file)))
-            except OSError as error:  # SSLError is one
-                raise UsageError(f"--ca-file {self.ca_file}: no certificates can be read from it ({error})") from error
+        object.__setattr__(self, "tls", trusted(self.ca_file))
 
     def address(self, path: str) -> str:
         return f"{self.url.rstrip('/').removesuffix('/v1')}{path}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -229,7 +229,7 @@ class SimulatedFleet:
         if beyond is None or beyond.architecture == "sticky":
             result = fleet._serve(requests, policy, seed, watch)
         else:
-            result = fleet._serve_moving(requests, beyond, policy, seed, watch)
+            result = simulate_caches(requests, beyond, events=fleet.events, **fleet._common(policy, seed, watch))
         for record in result.records:
             record.repeat = repeat
             record.phase = self.trimming.phase_at(record.scheduled_s)
@@ -243,21 +243,17 @@ class SimulatedFleet:
             return self
         return replace(self, engines=[replace(engine, capacity_blocks=cache.gpu_blocks) for engine in self.engines])
 
-    def _serve_moving(
-        self, requests: Sequence[SimulatedRequest], cache: Cache, policy: str, seed: int, watch: _Run
-    ) -> SimulationResult:
-        return simulate_caches(
-            requests,
-            cache,
-            policy=policy,
-            engines=self.engines,
-            events=self.events,
-            seed=seed,
-            routers=self.routers,
-            view=self.options.view,
-            concurrency=self.concurrency,
-            watch=watch,
-        )
+    def _common(self, policy: str, seed: int, watch: _Run) -> dict[str, Any]:
+        """What all fleets of unlike or changing engines are run with."""
+        return {
+            "policy": policy,
+            "engines": self.engines,
+            "seed": seed,
+            "routers": self.routers,
+            "view": self.options.view,
+            "concurrency": self.concurrency,
+            "watch": watch,
+        }
 
     def constants(self, requests: Sequence[SimulatedRequest]) -> Constants:
         """From the first minute's requests, one after another. Raises UsageError where they don't say enough."""
@@ -294,32 +290,11 @@ class SimulatedFleet:
                 if options.prefill_profile
                 else None,
             )
+        events, common = self.events or event_plan([], self.workers), self._common(policy, seed, watch)
         if self.moves is not None:
-            return simulate_moves(
-                requests,
-                self.events or event_plan([], self.workers),
-                self.moves,
-                policy=policy,
-                engines=self.engines,
-                seed=seed,
-                routers=self.routers,
-                view=view,
-                concurrency=self.concurrency,
-                watch=watch,
-            )
+            return simulate_moves(requests, events, self.moves, **common)
         if self.events is not None or self.places or any(engine != self.engine for engine in self.engines):
-            return simulate_events(
-                requests,
-                self.events or event_plan([], self.workers),
-                policy=policy,
-                engines=self.engines,
-                seed=seed,
-                routers=self.routers,
-                view=view,
-                concurrency=self.concurrency,
-                watch=watch,
-                places=self.places,
-            )
+            return simulate_events(requests, events, places=self.places, **common)
         if self.routers > 1:
             return simulate_routers(
                 requests,

@@ -95,6 +95,7 @@ def test_no_request_is_lost_between_routers() -> None:
 def test_spreading() -> None:
     assert spread_over(3, 5, "round_robin", seed=1) == [0, 1, 2, 0, 1]
     at_random = spread_over(8, 8000, "random", seed=1)
+    assert at_random is not None
     assert at_random == spread_over(8, 8000, "random", seed=1)
     assert all(900 < at_random.count(k) < 1100 for k in range(8))
 
