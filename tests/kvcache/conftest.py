@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.kvcache.feed_bench import Bench
+
 
 class Wire:
     """Builds the msgpack payloads of one engine; every batch has its own timestamp, as in reality."""
@@ -44,3 +46,8 @@ class Wire:
 @pytest.fixture
 def wire() -> Wire:
     return Wire()
+
+
+@pytest.fixture
+def bench(wire: Wire) -> Bench:
+    return Bench(wire)
