@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from prefixwatch.engines.process import free_port
 from prefixwatch.engines.tiny_model import words
+from prefixwatch.router.config import PolicyConfig, RouterConfig, WorkerConfig
+from prefixwatch.stack.local.fleet import start_router
+
+BLOCK = 32
+"""Tokens in a block of the engines."""
 
 
 @dataclass(slots=True)
@@ -73,6 +82,27 @@ class Client:
                 if answer.ttft_seconds is None:
                     answer.ttft_seconds = time.perf_counter() - sent
                     self.streaming[answer.worker].set()
+
+
+@contextlib.asynccontextmanager
+async def routed(
+    workers: Sequence[WorkerConfig], model_dir: Path, folder: Path, *, policy: str, **settings: Any
+) -> AsyncIterator[Client]:
+    """Chats through a fresh router with this policy and these further settings."""
+    config = RouterConfig(
+        port=free_port(),
+        workers=list(workers),
+        policy=PolicyConfig(name=policy, seed=1),
+        model_dir=model_dir,
+        block_size=BLOCK,
+        **settings,
+    )
+    router = await start_router(config, folder)
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+            yield Client(f"http://127.0.0.1:{config.port}", session)
+    finally:
+        router.stop()
 
 
 class Writer:

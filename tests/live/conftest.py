@@ -27,14 +27,18 @@ ENGINES = 2
 @pytest.fixture(scope="module")
 def sharing(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineHandle]]:
     """Two more engines, whose connectors keep KV in one folder."""
-    folder = tmp_path_factory.mktemp("sharing")
+    yield from engines_with_a_store(2, model_dir, tmp_path_factory.mktemp("sharing"))
+
+
+def engines_with_a_store(count: int, model_dir: Path, folder: Path) -> Iterator[list[EngineHandle]]:
+    """Engines whose connectors keep KV below this folder, by tokens and without the salt."""
     connector = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"shared_storage_path": str(folder / "store")},
     }
     arguments = ("--kv-transfer-config", json.dumps(connector))
-    handles = asyncio.run(fleet.start_vllm(2, model_dir, folder, extra_arguments=arguments))
+    handles = asyncio.run(fleet.start_vllm(count, model_dir, folder, extra_arguments=arguments))
     yield handles
     asyncio.run(fleet.stop(handles))
 

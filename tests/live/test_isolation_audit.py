@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from prefixwatch.engines import fleet
 from prefixwatch.engines.fleet import EngineHandle
+from tests.live.conftest import engines_with_a_store
 from tests.stack.command_line import prefixwatch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]  # on a crowded machine engines take minutes to start
@@ -58,16 +57,8 @@ def test_salts_isolate_and_without_them_tokens_and_time_show_the_leak(
 @pytest.fixture(scope="module")
 def tiered(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHandle]:
     """An engine whose outer tier is keyed by tokens without the salt (vLLM's example connector)."""
-    folder = tmp_path_factory.mktemp("tiered")
-    connector = {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(folder / "store")},
-    }
-    arguments = ("--kv-transfer-config", json.dumps(connector))
-    handles = asyncio.run(fleet.start_vllm(1, model_dir, folder, extra_arguments=arguments))
-    yield handles[0]
-    asyncio.run(fleet.stop(handles))
+    for (engine,) in engines_with_a_store(1, model_dir, tmp_path_factory.mktemp("tiered")):
+        yield engine
 
 
 def test_a_tier_that_drops_the_salt_is_found_and_the_gpu_tier_is_cleared(tiered: EngineHandle, tmp_path: Path) -> None:

@@ -7,43 +7,31 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
 
 from prefixwatch.engines.fleet import EngineHandle
-from prefixwatch.engines.process import free_port
 from prefixwatch.kvcache.request_record import RequestPage, RequestRecord
-from prefixwatch.router.config import CacheViewConfig, MovesConfig, PolicyConfig, RouterConfig
-from prefixwatch.stack.local.fleet import as_workers, start_router
-from tests.live.chats import Client, Writer
+from prefixwatch.router.config import CacheViewConfig, MovesConfig
+from prefixwatch.stack.local.fleet import as_workers
+from tests.live.chats import BLOCK, Client, Writer, routed
 
 pytestmark = pytest.mark.vllm
 
-BLOCK = 32
 SESSIONS = 8
 
 
 @pytest_asyncio.fixture
 async def client(engines: list[EngineHandle], model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
     """A fresh router that moves sessions, fed by the engines' KV events."""
-    config = RouterConfig(
-        port=free_port(),
-        workers=as_workers(engines),
-        policy=PolicyConfig(name="session", seed=1),
-        model_dir=model_dir,
-        block_size=BLOCK,
-        cache_view=CacheViewConfig(source="events"),
-        session_keys=["user"],
-        moves=MovesConfig(enabled=True, kv_bytes_per_token=131_072),
-    )
-    router = await start_router(config, tmp_path)
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-            yield Client(f"http://127.0.0.1:{config.port}", session)
-    finally:
-        router.stop()
+    settings: dict[str, Any] = {
+        "cache_view": CacheViewConfig(source="events"),
+        "session_keys": ["user"],
+        "moves": MovesConfig(enabled=True, kv_bytes_per_token=131_072),
+    }
+    async with routed(as_workers(engines), model_dir, tmp_path, policy="session", **settings) as client:
+        yield client
 
 
 async def records(client: Client, count: int) -> list[RequestRecord]:

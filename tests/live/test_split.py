@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
 from prefixwatch.engines.fleet import EngineHandle
-from prefixwatch.engines.process import free_port
-from prefixwatch.router.config import CacheViewConfig, PolicyConfig, RouterConfig, SplitConfig
-from prefixwatch.stack.local.fleet import as_workers, start_router
-from tests.live.chats import Client, Writer
+from prefixwatch.router.config import SplitConfig
+from prefixwatch.stack.local.fleet import as_workers
+from tests.live.chats import BLOCK, Client, Writer, routed
 
 pytestmark = pytest.mark.vllm
 
-BLOCK = 32
 PROMPT_TOKENS = 1500
 
 
@@ -25,21 +22,9 @@ PROMPT_TOKENS = 1500
 async def client(sharing: list[EngineHandle], model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
     roles = ("prefill", "decode")
     workers = [w.model_copy(update={"role": role}) for w, role in zip(as_workers(sharing), roles, strict=True)]
-    config = RouterConfig(
-        port=free_port(),
-        workers=workers,
-        policy=PolicyConfig(name="cache_aware", seed=1),
-        model_dir=model_dir,
-        block_size=BLOCK,
-        cache_view=CacheViewConfig(source="history"),
-        split=SplitConfig(enabled=True, prefill_from_tokens=512),
-    )
-    router = await start_router(config, tmp_path)
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-            yield Client(f"http://127.0.0.1:{config.port}", session)
-    finally:
-        router.stop()
+    split = SplitConfig(enabled=True, prefill_from_tokens=512)
+    async with routed(workers, model_dir, tmp_path, policy="cache_aware", split=split) as client:
+        yield client
 
 
 async def test_the_answering_engine_loads_what_the_prefill_engine_computed_and_computes_alone_when_that_is_gone(

@@ -8,24 +8,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
 from prefixwatch.engines.fleet import EngineHandle
-from prefixwatch.engines.process import free_port
 from prefixwatch.exporters.app import running
 from prefixwatch.exporters.config import ExporterConfig, TargetConfig
 from prefixwatch.kvcache.blocks import block_hashes, namespace_root
 from prefixwatch.kvcache.index.block_index import BlockIndex
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
-from prefixwatch.router.config import CacheViewConfig, PolicyConfig, RouterConfig
-from prefixwatch.stack.local.fleet import as_workers, start_router
-from tests.live.chats import Answer, Client, Writer
+from prefixwatch.router.config import CacheViewConfig
+from prefixwatch.stack.local.fleet import as_workers
+from tests.live.chats import BLOCK, Answer, Client, Writer, routed
 
 pytestmark = pytest.mark.vllm
 
-BLOCK = 32
 HIT_AT_MOST_OF_MISS = 0.5
 """TTFT of a 2,000-token hit as a share of a miss's; 0.08 was measured, the margin is for noisy neighbours."""
 
@@ -33,20 +30,9 @@ HIT_AT_MOST_OF_MISS = 0.5
 @pytest_asyncio.fixture
 async def client(engines: list[EngineHandle], model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
     """A fresh `cache_aware` router, fed by the engines' KV events."""
-    config = RouterConfig(
-        port=free_port(),
-        workers=as_workers(engines),
-        policy=PolicyConfig(name="cache_aware", seed=1),
-        model_dir=model_dir,
-        block_size=BLOCK,
-        cache_view=CacheViewConfig(source="events"),
-    )
-    router = await start_router(config, tmp_path)
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-            yield Client(f"http://127.0.0.1:{config.port}", session)
-    finally:
-        router.stop()
+    view = CacheViewConfig(source="events")
+    async with routed(as_workers(engines), model_dir, tmp_path, policy="cache_aware", cache_view=view) as client:
+        yield client
 
 
 async def test_reported_hits_are_what_block_hashes_predict(
