@@ -14,10 +14,11 @@ from typing import Any
 from urllib.parse import quote_plus
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from prefixwatch.alerts.build import build
 from prefixwatch.alerts.rule import AlertingRule, RuleFile, dump
+from prefixwatch.documents.section import Section
 
 SCENARIOS = Path(__file__).parent / "scenarios.yaml"
 TESTS = Path(__file__).parent / "tests"
@@ -26,10 +27,8 @@ Value = int | float | str
 Series = Mapping[str, Value]
 
 
-class Scenario(BaseModel):
+class Scenario(Section):
     """What makes one alert fire, and what doesn't."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     slo: str | None = Field(default=None, description="the SLO whose alert is tested, for alerts of every SLO")
     minutes: int = 60

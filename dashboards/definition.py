@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from prefixwatch.documents import DocumentError, load
+from prefixwatch.documents.section import Section
 
 FOLDER = Path(__file__).parent / "definitions"
 ORDER = (
@@ -38,11 +39,7 @@ Unit = Literal[
 ]  # fmt: skip
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Query(_Strict):
+class Query(Section):
     """One PromQL query of a panel, with the macros of `dashboards.queries.expressions` and without any filter."""
 
     expr: str = Field(min_length=1)
@@ -50,7 +47,7 @@ class Query(_Strict):
     unit: Unit | None = Field(default=None, description="where it isn't the panel's")
 
 
-class Line(_Strict):
+class Line(Section):
     """A threshold, named and never restated: of an alert, of an SLO, of a burn rate, or of an error budget."""
 
     alert: str | None = Field(default=None, description="an alert of alerts/thresholds.yaml")
@@ -69,14 +66,14 @@ class Line(_Strict):
         return self
 
 
-class Sorted(_Strict):
+class Sorted(Section):
     """The column that a table is sorted by at first."""
 
     column: str
     descending: bool = False
 
 
-class Panel(_Strict):
+class Panel(Section):
     title: str = Field(min_length=1, description="a question or a quantity")
     kind: Kind
     about: str = Field(min_length=1, description="the definition of what is shown, and how to read it")
@@ -96,13 +93,13 @@ class Panel(_Strict):
     logarithmic: bool = Field(default=False, description="whether the value axis is")
 
 
-class Row(_Strict):
+class Row(Section):
     title: str
     collapsed: bool = Field(default=False, description="for what only some fleets have")
     panels: list[Panel] = Field(min_length=1)
 
 
-class Dashboard(_Strict):
+class Dashboard(Section):
     uid: str = Field(pattern=r"^prefixwatch-[a-z-]+$", description="what alerts link to")
     title: str
     about: str

@@ -1,4 +1,4 @@
-"""The base of what is read from a document: a map of keys in which an unknown key is an error."""
+"""The base of what documents are read as, and written from: a map of keys in which an unknown key is an error."""
 
 from __future__ import annotations
 

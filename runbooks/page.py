@@ -14,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prefixwatch.documents import DocumentError, durations, load, parse
+from prefixwatch.documents.section import Section
 from prefixwatch.runbooks.promql import Sample
 from prefixwatch.runbooks.reading import check_condition
 from prefixwatch.slo.promql import QueryError
@@ -55,11 +56,7 @@ def at(query: str, window: str) -> str:
     return query.replace(WINDOW, window).replace(BEFORE, durations.promql(12 * durations.seconds(window)))
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Reading(_Strict):
+class Reading(Section):
     """What an answer means. The first reading whose condition holds is the one."""
 
     when: str = Field(description="absent, otherwise, or comparisons such as '>= 0.6 and < 0.8'")
@@ -77,7 +74,7 @@ class Reading(_Strict):
         return self
 
 
-class Step(_Strict):
+class Step(Section):
     """One question to the metrics."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$", description="unique among all pages")
@@ -112,7 +109,7 @@ class Step(_Strict):
         return ordered[math.ceil(len(ordered) / 10) - 1 if self.pick == "tenth" else 0]
 
 
-class Steps(_Strict):
+class Steps(Section):
     alert: str = Field(pattern=r"^[A-Za-z0-9]+$")
     group: Group = Field(description=f"one of {', '.join(GROUPS)}")
     steps: tuple[Step, ...] = Field(default=(), description="the steps that this page brings")
@@ -131,7 +128,7 @@ class Page:
     """Text by heading."""
 
 
-class Cause(_Strict):
+class Cause(Section):
     """Something that goes wrong in fleets."""
 
     title: str
@@ -152,7 +149,7 @@ class Cause(_Strict):
         return (*(step for group in self.when for step in group), *self.unless)
 
 
-class _CauseFile(_Strict):
+class _CauseFile(Section):
     causes: dict[str, Cause]
 
 

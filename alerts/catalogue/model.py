@@ -20,10 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import Field, RootModel
 
 from prefixwatch.documents import Document, DocumentError, load, load_all
 from prefixwatch.documents.hints import did_you_mean
+from prefixwatch.documents.section import Section
 from prefixwatch.exporters.catalogue.model import shipped_catalogue
 
 FOLDER = Path(__file__).parent
@@ -35,11 +36,7 @@ AlertSeverity = Literal["page", "ticket", "none"]
 FLEET_LABELS = ("cluster",)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Threshold(_Strict):
+class Threshold(Section):
     """The numbers of one alert."""
 
     threshold: float = Field(allow_inf_nan=False, description="the value that is too high, or too low")
@@ -52,7 +49,7 @@ class _ThresholdFile(RootModel[dict[str, Threshold]]):
     """A file of thresholds, by alert."""
 
 
-class RecordSpec(_Strict):
+class RecordSpec(Section):
     """A recording rule of the catalogue."""
 
     record: str = Field(pattern=r"^prefixwatch:[a-z][a-z0-9_]*:[a-z][a-z0-9_]*$")
@@ -62,7 +59,7 @@ class RecordSpec(_Strict):
     expr: str
 
 
-class AlertSpec(_Strict):
+class AlertSpec(Section):
     """An alert of the catalogue; without `expr` it is made for every SLO (`alerts.slo_alerts`)."""
 
     alert: str = Field(pattern=r"^[A-Z][A-Za-z]+$")
@@ -78,14 +75,14 @@ class AlertSpec(_Strict):
     exit_condition: str
 
 
-class GroupSpec(_Strict):
+class GroupSpec(Section):
     """A file of the catalogue: a group of rules and the dashboard that shows them."""
 
     group: str
     title: str
     dashboard: str = Field(pattern=r"^prefixwatch-[a-z-]+$", description="uid of its dashboard")
-    records: list[RecordSpec] = []
-    alerts: list[AlertSpec] = []
+    records: list[RecordSpec] = Field(default=[])
+    alerts: list[AlertSpec] = Field(default=[])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from prefixwatch.alerts.prometheus import Prometheus, QueryRefusedError
 from prefixwatch.dashboards.definition import shipped
 from prefixwatch.dashboards.queries.expressions import metrics_of, series_labels
 from prefixwatch.dashboards.queries.inventory import ANNOTATION, Asked, Shown, everything_asked
 from prefixwatch.documents import DocumentError, load
+from prefixwatch.documents.section import Section
 
 MAY_BE_EMPTY = Path(__file__).parents[1] / "may_be_empty.yaml"
 AT_ONCE = 4
@@ -26,11 +27,7 @@ LOST_METRIC = "shows metrics that an engine lost: empty while none is"
 Status = Literal["data", "listed", "empty", "refused"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EmptyQuery(_Strict):
+class EmptyQuery(Section):
     dashboard: str = Field(description="its file's name, or * for every dashboard")
     panel: str = Field(description="the panel's title, or 'variable' or 'annotation'")
     ref: str = Field(description="A for the first query; a variable's or annotation's name")
@@ -41,7 +38,7 @@ class EmptyQuery(_Strict):
         return self.dashboard in {"*", asked.dashboard} and (self.panel, self.ref) == (asked.panel, asked.ref)
 
 
-class MayBeEmpty(_Strict):
+class MayBeEmpty(Section):
     metrics: dict[str, str] = Field(description="series: why not every fleet has it")
     queries: list[EmptyQuery] = Field(description="queries whose answer is empty in a healthy fleet")
 

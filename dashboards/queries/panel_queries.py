@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from prefixwatch.dashboards.definition import Dashboard, Panel
 from prefixwatch.dashboards.queries.expressions import finished, metrics_of, recording_rules
 from prefixwatch.documents import load
+from prefixwatch.documents.section import Section
 from prefixwatch.slo.buckets import BOUNDS
 
 SIGNALS = Path(__file__).parents[1] / "engine_signals.yaml"
@@ -21,9 +22,7 @@ EXPLAINING = frozenset({"timeseries"})
 """Kinds of panels that can show it: in a table the lost value is a dash."""
 
 
-class _Signals(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Signals(Section):
     signals: dict[str, list[str]] = Field(description="signal: the series that are made of it")
 
 

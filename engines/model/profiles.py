@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from prefixwatch import documents
+from prefixwatch.documents.section import Section
 from prefixwatch.engines.model.step_table import Grid, StepTable
 from prefixwatch.engines.model.step_time import StepSample, StepTime, StepTimeError, StepWork, fit, prefill_work
 
@@ -40,9 +41,7 @@ class Profile:
     max_num_batched_tokens: int = 8192
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Table(Section):
     rows: tuple[float, ...]
     columns: tuple[float, ...]
     values: tuple[tuple[float, ...], ...] = Field(description="milliseconds, one list per row")
@@ -51,10 +50,8 @@ class _Table(BaseModel):
         return Grid(self.rows, self.columns, self.values).scaled(1e-3)
 
 
-class ProfileDocument(BaseModel):
+class ProfileDocument(Section):
     """A file of measured step times, as `engines.model.hardware.tabulate` makes it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     measured: str = Field(description="what was measured, and by whom")
     assumed: str = Field(description="what was not")

@@ -15,10 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from prefixwatch import documents
 from prefixwatch.documents.hints import did_you_mean
+from prefixwatch.documents.section import Section
 from prefixwatch.exporters.catalogue.signals import KIND_OF, OWN_PREFIX
 from prefixwatch.exporters.errors import ExporterError
 
@@ -37,11 +38,7 @@ _NOT_ADDITIVE = frozenset({"ratio", "bool", "seconds", ""})
 """Units of gauges of which two have no sum."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LabelRule(_Strict):
+class LabelRule(Section):
     """How one canonical label gets its value: a constant, or the system's own label, perhaps translated."""
 
     value: str | None = None
@@ -92,7 +89,7 @@ def _family(given: object) -> object:
 Labels = Mapping[str, Annotated[LabelRule, BeforeValidator(_label_rule)]]
 
 
-class Family(_Strict):
+class Family(Section):
     """One metric family as the system names it. A counter's name is its sample's, `_total` included."""
 
     name: str
@@ -119,7 +116,7 @@ class Family(_Strict):
         return self.name if kind != "histogram" or self.buckets_from else f"{self.name}_count"
 
 
-class Source(_Strict):
+class Source(Section):
     """One way in which versions of the system give the signal."""
 
     families: tuple[Annotated[Family, BeforeValidator(_family)], ...] = Field(min_length=1)
@@ -131,7 +128,7 @@ class Source(_Strict):
         return any(family.marker(kind) in names for family in self.families if not family.beside)
 
 
-class Signal(_Strict):
+class Signal(Section):
     """One canonical signal of a system."""
 
     kind: Kind
@@ -161,7 +158,7 @@ class Signal(_Strict):
         return self
 
 
-class VersionRule(_Strict):
+class VersionRule(Section):
     """The version is `version` when all of these families are there and none of those."""
 
     version: str
@@ -169,21 +166,21 @@ class VersionRule(_Strict):
     none_of: tuple[str, ...] = ()
 
 
-class VersionLabel(_Strict):
+class VersionLabel(Section):
     """Where the system gives its version itself."""
 
     family: str
     label: str
 
 
-class Detection(_Strict):
+class Detection(Section):
     """A text is this system's when it has any of these names (a prefix when it ends in *) and none of those."""
 
     any_of: tuple[str, ...] = Field(min_length=1)
     none_of: tuple[str, ...] = ()
 
 
-class System(_Strict):
+class System(Section):
     """One catalogue file."""
 
     system: str

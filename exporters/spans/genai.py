@@ -14,9 +14,8 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from prefixwatch.documents import parse
+from prefixwatch.documents.section import Section
 
 Value = str | bool | int | float
 
@@ -88,18 +87,14 @@ class RequestSpan:
     """Values that were dropped, by what was wrong with them."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Spelling(_Strict):
+class Spelling(Section):
     """An attribute, in another unit than the field's own."""
 
     name: str
     unit: Literal["milliseconds"]
 
 
-class Producer(_Strict):
+class Producer(Section):
     """How a producer is known by its spans."""
 
     name: str
@@ -108,14 +103,14 @@ class Producer(_Strict):
     has_any: tuple[str, ...] = ()
 
 
-class Inference(_Strict):
+class Inference(Section):
     """What makes a span a request to a model."""
 
     operations: tuple[str, ...]
     kinds: Mapping[str, tuple[str, ...]]
 
 
-class SpanTable(_Strict):
+class SpanTable(Section):
     """`genai.yaml`."""
 
     fields: Mapping[str, tuple[str | Spelling, ...]]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.grading.figures import COMPARED, DEFINITIONS, SECONDARY, Definition
 from prefixwatch.loadgen.grading.measured import Measured
 from prefixwatch.loadgen.grading.statistics import (
@@ -22,10 +23,8 @@ from prefixwatch.slo.wilson import CONFIDENCE
 SIGNIFICANCE = 1 - CONFIDENCE
 
 
-class Comparison(BaseModel):
+class Comparison(Section):
     """`a` against the baseline `b` in one figure; every difference is a − b, in the figure's own unit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     a: str
     b: str

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from prefixwatch.documents.section import Section
 
 Limits: TypeAlias = tuple[float, float] | None
 
 
-class Graded(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Figure(Graded):
+class Figure(Section):
     """One figure: value, interval, unit and sample size. `loadgen.grading.figures` defines each name."""
 
     name: str
@@ -25,7 +23,7 @@ class Figure(Graded):
     n: int | None = Field(description="how many values it rests on; null in a summary of schema 1 that has no count")
 
 
-class RequestCounts(Graded):
+class RequestCounts(Section):
     scheduled: int = Field(description="all requests of the measured phase; the sum of the outcomes below")
     sent: int = Field(description="those that left the load generator")
     completed: int
@@ -39,13 +37,13 @@ class RequestCounts(Graded):
     cool_down: int = Field(default=0, description="the same, due in the cool-down")
 
 
-class PredictionCount(Graded):
+class PredictionCount(Section):
     requests: int
     predicted_tokens: int
     delivered_tokens: int
 
 
-class PredictionGrade(Graded):
+class PredictionGrade(Section):
     """Hit tokens as the router predicted and the engines reported them, over the requests for which both are known."""
 
     requests: int
@@ -57,7 +55,7 @@ class PredictionGrade(Graded):
     )
 
 
-class ObjectiveGrade(Graded):
+class ObjectiveGrade(Section):
     name: str
     rule: str = Field(description="the objective in words")
     objective: float = Field(description="share of requests that should be good")
@@ -69,7 +67,7 @@ class ObjectiveGrade(Graded):
     excluded: int = Field(description="requests of its classes that it doesn't apply to, such as unstreamed answers")
 
 
-class WithFigures(Graded):
+class WithFigures(Section):
     requests: RequestCounts
     figures: list[Figure]
     objectives: list[ObjectiveGrade]
@@ -103,7 +101,7 @@ class ClassGrade(WithFigures):
     """The requests of one class, where a run has several; its objectives are those that cover the class."""
 
 
-class PartReuse(Graded):
+class PartReuse(Section):
     """Reuse of one block class, or of one named prefix, over the requests whose engine reports reuse."""
 
     name: str = Field(description="a block class (docs/locality.md), or a prefix: the group of the scenario")
@@ -116,7 +114,7 @@ class PartReuse(Graded):
         return self.hit_tokens / self.prompt_tokens
 
 
-class SessionReuse(Graded):
+class SessionReuse(Section):
     """Hit ratios of sessions: hit tokens over prompt tokens of a session's requests after its first."""
 
     sessions: int = Field(description="sessions with a later request whose engine reports reuse")
@@ -125,7 +123,7 @@ class SessionReuse(Graded):
     below_80_ci95: Limits = Field(description="Wilson interval of that share")
 
 
-class WeightedReuse(Graded):
+class WeightedReuse(Section):
     """J = sum of w(k) hit tokens(k) / sum of w(k) prompt tokens(k) - lambda * P99 of the TTFT in seconds, k: block
     class."""
 
@@ -137,7 +135,7 @@ class WeightedReuse(Graded):
     at_least: float | None = Field(description="the scenario's limit; null: not graded")
 
 
-class ReuseGrade(Graded):
+class ReuseGrade(Section):
     """Where reuse is and for whom."""
 
     block_classes: list[PartReuse] = Field(description="most prompt tokens first; empty where no plan names the parts")

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.request_log.engine_counters import EngineCounters, disagreement, engine_counters
 from prefixwatch.loadgen.request_log.fleet_rows import FleetRow
 from prefixwatch.loadgen.request_log.records import Outcome
@@ -17,10 +18,8 @@ from prefixwatch.loadgen.request_log.records import Outcome
 _REASONS_SHOWN = 3
 
 
-class RunFigures(BaseModel):
+class RunFigures(Section):
     """One run of a policy, mostly from its run.json."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: str
     repeat: int

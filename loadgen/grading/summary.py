@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field
 
+from prefixwatch.documents.section import Section
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.loadgen.grading.comparison import Comparison, compare_policies
 from prefixwatch.loadgen.grading.grade import grade_policy
@@ -79,9 +80,7 @@ class RunFacts:
         return any(run.prompts == "approximate" for run in self.runs)
 
 
-class Validity(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class Validity(Section):
     valid: bool
     reasons: list[str]
 

@@ -9,8 +9,9 @@ from math import inf
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.request_log.break_even import crossing_tokens, fitted
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan
@@ -71,10 +72,8 @@ class CacheLog:
     """Of each tier, by the affine price of an idle link and the engine's own prefill; None: never."""
 
 
-class TierFigures(BaseModel):
+class TierFigures(Section):
     """One place that KV came from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hit_tokens: int
     pulled_bytes: int = Field(default=0, description="of its KV, moved to GPUs; failed pulls count")
@@ -88,10 +87,8 @@ class TierFigures(BaseModel):
     )
 
 
-class CacheFigures(BaseModel):
+class CacheFigures(Section):
     """Reuse by tier under one policy, all repeats together. Tokens unless the name says otherwise."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: str
     architecture: str

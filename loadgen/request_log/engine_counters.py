@@ -11,8 +11,9 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.request_log.fleet_rows import FleetRow
 
 AGREEMENT_RATIO = 0.01
@@ -23,10 +24,8 @@ FOREIGN_RATIO = 0.05
 """Of a run's prompt tokens: what the engines may have looked up beyond them, as preempted requests are twice."""
 
 
-class EngineCounters(BaseModel):
+class EngineCounters(Section):
     """Sums over all engines, prime and warm-up requests included."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     start_hit_tokens: float | None
     start_query_tokens: float | None

@@ -9,8 +9,9 @@ from math import inf
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.request_log.columns import measured_rows
 from prefixwatch.loadgen.request_log.records import Outcome
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan, PlannedEvent
@@ -26,10 +27,8 @@ _WINDOWS = 20
 _MIN_REQUESTS = 20
 
 
-class EventEffect(BaseModel):
+class EventEffect(Section):
     """What one event did under one policy, all repeats together. An unknown value is null."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: str
     event: str

@@ -12,8 +12,9 @@ from math import inf
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.request_log.columns import measured_rows
 from prefixwatch.loadgen.request_log.records import RequestRecord, record_from
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan, PlannedEvent
@@ -23,10 +24,8 @@ _LEAVING = {"drain": ("drain", "scale_in"), "kill": ("death",)}
 SOFT, HARD, UNDISTURBED = "soft", "hard", "undisturbed"
 
 
-class NextTurns(BaseModel):
+class NextTurns(Section):
     """The time to first token of the next turns of some sessions. An unknown value is null."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     turns: int
     ttft_p50_ms: float | None
@@ -36,10 +35,8 @@ class NextTurns(BaseModel):
     )
 
 
-class MoveEffect(BaseModel):
+class MoveEffect(Section):
     """What one worker's departure did to its sessions under one policy, all repeats together."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     policy: str
     event: str

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from prefixwatch.documents.errors import InputError
+from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.grading import wording
 from prefixwatch.loadgen.grading.comparison import Comparison, compare_runs, same_plan
 from prefixwatch.loadgen.grading.measured import Measured
@@ -20,10 +21,8 @@ from prefixwatch.loadgen.results.run_folder import FinishedRun, read_run
 EXIT_CODES = {"same": 0, "better": 0, "worse": 1, "inconclusive": 3}
 
 
-class RunDifference(BaseModel):
+class RunDifference(Section):
     """One figure of run A, the baseline, and of run B."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     a: str = Field(description="policy of run A")
     b: str = Field(description="policy of run B")
@@ -48,10 +47,8 @@ class RunDifference(BaseModel):
         return cls(**{**found.model_dump(), **swapped, "effect": wording.effect(found)})
 
 
-class RunsCompared(BaseModel):
+class RunsCompared(Section):
     """The result of `prefixwatch compare`, and its JSON. `a` is run A, the baseline, everywhere."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[2] = Field(default=2, serialization_alias="schema")
     a: str = Field(description="folder of the baseline run")

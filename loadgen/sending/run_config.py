@@ -5,19 +5,18 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from prefixwatch.documents.errors import InputError
+from prefixwatch.documents.section import Section
 
 _MASTER_PORT = 5557
 """Locust's own."""
 _LAST_PORT = 65_535
 
 
-class RunConfig(BaseModel):
+class RunConfig(Section):
     """One run: one scenario, sent once to one target."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: str = Field(description="base URL of the router or engine, http://host:port")
     scenario: str = Field(default="shared-prefix", description="a shipped scenario's name or a file")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from prefixwatch.documents import load
+from prefixwatch.documents.section import Section
 
 _SPEC = re.compile(r"(?:(?P<label>[\w.-]+)\s*:)?\s*(?P<name>[\w-]+)\s*(?:\{(?P<options>.*)\})?", re.DOTALL)
 _OPTION = re.compile(r"\s*(\w+)\s*=\s*(.+?)\s*", re.DOTALL)
@@ -40,16 +41,12 @@ class PolicySpec(NamedTuple):
         return spec if spec == self.label else f"{self.label}:{spec}"
 
 
-class _Variant(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Variant(Section):
     policy: str
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class _Variants(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Variants(Section):
     policies: dict[str, _Variant] = Field(min_length=1)
 
 
