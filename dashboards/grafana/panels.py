@@ -16,12 +16,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from prefixwatch.dashboards.definition import Dashboard, Kind, Panel, Unit
 from prefixwatch.dashboards.grafana.appearance import METRIC_GONE, UNITS, Placed, beyond_buckets, links
-from prefixwatch.dashboards.queries.panel_queries import (
-    PanelQuery,
-    description,
-    queries_of,
-    top_bound,
-)
+from prefixwatch.dashboards.queries.panel_queries import PanelQuery, description, queries_of, top_bound
 from prefixwatch.dashboards.queries.threshold_lines import Step, Threshold, steps, threshold
 from prefixwatch.documents import DocumentError
 

@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from xxhash import xxh3_64_intdigest
 
 from prefixwatch.kvcache.events.pending import AttentionGroups, ParkedRuns
-from prefixwatch.kvcache.events.wire import (
-    Cleared,
-    EventDecodeError,
-    Removed,
-    Stored,
-    Tier,
-    Unreadable,
-    decode_batch,
-)
+from prefixwatch.kvcache.events.wire import Cleared, EventDecodeError, Removed, Stored, Tier, Unreadable, decode_batch
 
 _REMEMBERED_BATCHES = 2048
 

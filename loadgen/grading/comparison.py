@@ -11,12 +11,7 @@ from pydantic import Field
 from prefixwatch.documents.section import Section
 from prefixwatch.loadgen.grading.figures import COMPARED, DEFINITIONS, SECONDARY, Definition
 from prefixwatch.loadgen.grading.measured import Measured
-from prefixwatch.loadgen.grading.statistics import (
-    Difference,
-    compare_paired,
-    compare_unpaired,
-    holm,
-)
+from prefixwatch.loadgen.grading.statistics import Difference, compare_paired, compare_unpaired, holm
 from prefixwatch.loadgen.request_log.columns import Columns
 from prefixwatch.slo.wilson import CONFIDENCE
 

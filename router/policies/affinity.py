@@ -38,16 +38,7 @@ from xxhash import xxh3_64_hexdigest
 from prefixwatch.router.policies.sglang.prefix_hash import prefix_key
 from prefixwatch.router.policies.shared.hash_ring import HashRing
 from prefixwatch.router.policies.shared.recent_requests import RecentRequests
-from prefixwatch.router.policy import (
-    Decision,
-    Fleet,
-    Needs,
-    Policy,
-    RouteRequest,
-    Worker,
-    deepest_hit,
-    requests_at,
-)
+from prefixwatch.router.policy import Decision, Fleet, Needs, Policy, RouteRequest, Worker, deepest_hit, requests_at
 from prefixwatch.router.rates import Hardware
 
 

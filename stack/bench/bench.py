@@ -59,12 +59,7 @@ from prefixwatch.stack.bench.watching.fleet_log import FleetLog
 from prefixwatch.stack.bench.watching.grafana_mark import GrafanaMark
 from prefixwatch.stack.bench.watching.prometheus_log import PrometheusLog
 from prefixwatch.stack.bench.watching.run_metrics import RunMetrics
-from prefixwatch.stack.cli.command import (
-    command,
-    finish,
-    new_app,
-    plain_console,
-)
+from prefixwatch.stack.cli.command import command, finish, new_app, plain_console
 from prefixwatch.stack.config import PrefixwatchConfig
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.local.fleet import as_workers, start_engines

@@ -16,15 +16,7 @@ from prefixwatch.loadgen.report.comparison_chart import comparison_chart
 from prefixwatch.loadgen.report.page import render_page
 from prefixwatch.loadgen.results.comparison import RunDifference, RunsCompared, run_compare
 from prefixwatch.router.policies.spec import split
-from prefixwatch.stack.cli.command import (
-    JsonFlag,
-    command,
-    finish,
-    load_option,
-    new_app,
-    output_option,
-    plain_console,
-)
+from prefixwatch.stack.cli.command import JsonFlag, command, finish, load_option, new_app, output_option, plain_console
 from prefixwatch.stack.local.out_folder import append_text, write_text
 
 app = new_app()

@@ -39,16 +39,7 @@ import numpy.typing as npt
 
 from prefixwatch.kvcache.index.block_index import BlockIndex
 from prefixwatch.router.policies.dynamo.active_sequences import ActiveSequences, FleetRows, LoadTable
-from prefixwatch.router.policy import (
-    Decision,
-    Fleet,
-    LowerTiers,
-    Needs,
-    Policy,
-    RouteRequest,
-    ScoreArray,
-    TierLookup,
-)
+from prefixwatch.router.policy import Decision, Fleet, LowerTiers, Needs, Policy, RouteRequest, ScoreArray, TierLookup
 
 CHECK_ON_ADMIT_SECONDS, SWEEP_SECONDS = 30.0, 60.0
 Numbers = float | npt.NDArray[np.float64]
