@@ -20,9 +20,7 @@ import yaml
 from rich.console import Console
 
 from prefixwatch.documents.errors import InputError
-from prefixwatch.engines import fleet
 from prefixwatch.engines.fleet import EngineHandle
-from prefixwatch.engines.process import free_port
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE
 from prefixwatch.loadgen.report.levels import write_levels_report
 from prefixwatch.loadgen.request_log.fleet_rows import FleetRow
@@ -30,17 +28,15 @@ from prefixwatch.loadgen.request_log.records import RequestRecord, read_requests
 from prefixwatch.loadgen.results.run_folder import TARGET
 from prefixwatch.loadgen.scenario.model import Scenario
 from prefixwatch.loadgen.sending.run_config import RunConfig
-from prefixwatch.router.config import CacheViewConfig, PolicyConfig, RouterConfig
-from prefixwatch.router.tenant_config import TenantsConfig
 from prefixwatch.slo.build import load_objectives
 from prefixwatch.slo.objective import RequestField
+from prefixwatch.stack.bench.bench_fleet import BenchFleet, nobody
 from prefixwatch.stack.bench.levels import LevelRun, LevelsRequest, run_levels, write_levels
 from prefixwatch.stack.bench.load_process import send_load
 from prefixwatch.stack.bench.options import (
     BenchOptions,
     check_calibrate,
     check_outputs,
-    endpoint_of,
     model_dir_of,
     specs_of,
     tune_of,
@@ -48,7 +44,6 @@ from prefixwatch.stack.bench.options import (
 from prefixwatch.stack.bench.progress import Progress
 from prefixwatch.stack.bench.results import BenchRuns, options_document, versions, write_results
 from prefixwatch.stack.bench.scenario_choice import (
-    check_fleet_options,
     chosen_scenario,
     scenario_notes,
 )
@@ -60,14 +55,9 @@ from prefixwatch.stack.bench.watching.grafana_mark import GrafanaMark
 from prefixwatch.stack.bench.watching.prometheus_log import PrometheusLog
 from prefixwatch.stack.bench.watching.run_metrics import RunMetrics
 from prefixwatch.stack.cli.command import command, finish, new_app, plain_console
-from prefixwatch.stack.config import PrefixwatchConfig
 from prefixwatch.stack.errors import UsageError
-from prefixwatch.stack.local.fleet import as_workers, start_engines
-from prefixwatch.stack.local.fleet_driver import FleetDriver, LocalRouter
 from prefixwatch.stack.local.interrupt import Interrupt, StoppedError
 from prefixwatch.stack.local.out_folder import NOT_WRITTEN, file_name, make_out_folder
-from prefixwatch.stack.local.targets import Endpoint, check_served_tokenizer, check_tokenizer, served_model
-from prefixwatch.stack.local.up import start_exporter
 from prefixwatch.stack.simulation.constants import SECONDS, Constants, calibrated, constants_note, fit_constants
 
 TARGET_LABEL = "target"
@@ -114,27 +104,11 @@ class _Bench:
         self.repeats = options.repeats + (self.tune is not None)  # the last one takes no part in the choice
         self.policies = [TARGET_LABEL] if options.target else list(self.specs)
         self.model_dir = model_dir_of(options)
-        self.endpoint = endpoint_of(options)
-        if self.endpoint is None:
-            check_fleet_options(self.scenario, options.workers)
-        elif self.scenario.events:
-            raise UsageError(
-                f"scenario {self.scenario.name} has events, which happen to engines that a bench starts: leave out "
-                "--target, or the events"
-            )
-        self.workers = options.workers or (None if self.endpoint is not None else self.scenario.workers)
-        self.plan = self.scenario.event_plan(self.workers) if self.scenario.events else None
-        self.driver: FleetDriver | None = None
+        self.fleet = BenchFleet(options, self.scenario, console, self.model_dir)
         check_outputs(options)
         check_calibrate(options, self.scenario)
         self.constants: Constants | None = None
         self.metrics = RunMetrics(self.scenario.name)
-        if options.live and options.target:
-            raise UsageError(
-                "--live watches the engines that a bench starts; with --target run `prefixwatch exporter` beside it"
-            )
-        self.router_port = free_port() if options.live else None
-        """The same for all runs where an exporter scrapes it."""
         self.logs = make_out_folder(options.out) / "logs"
         self.interrupt = Interrupt(console)
 
@@ -146,11 +120,11 @@ class _Bench:
             scenario=self.scenario,
             objectives=self.objectives,
             engine=TARGET if self.options.target else self.options.engine,
-            workers=self.workers,
+            workers=self.fleet.workers,
             policies=self.policies,
             seed=self.options.seed,
             again=self._again(),
-            events=self.plan,
+            events=self.fleet.plan,
         )
         with self.interrupt.heard():
             async with self._engines() as engines:
@@ -179,7 +153,7 @@ class _Bench:
             records, *_ = await self._make_run(engines, Run(0, CALIBRATION, 0), file, secrets.token_hex(6))
         self.constants = fit_constants(records)
         self.specs = calibrated(specs, self.constants)
-        note = constants_note(self.constants, of_target=self.endpoint is not None)
+        note = constants_note(self.constants, of_target=self.fleet.endpoint is not None)
         self.console.print(f"Note: {note}", soft_wrap=True, highlight=False)
         return note
 
@@ -228,7 +202,7 @@ class _Bench:
         """The run's request log, its run.json, and what the fleet did meanwhile."""
         folder = self.logs / f"{run.position:02d}-{file_name(run.policy)}-{run.repeat}"
         async with (
-            self._endpoint(run, engines, folder) as (url, model, heard),
+            self.fleet.endpoint_of(run, self.specs.get(run.policy, ""), engines, folder) as (url, model, heard),
             self._fleet_log(engines, run) as rows,
             self._mark(run) as ended,
         ):
@@ -260,16 +234,12 @@ class _Bench:
             report = await send_load(config, folder, show, interrupt=self.interrupt, ca_file=ca_file)
             self.metrics.update(run, {**report["counts"], "in_flight": 0})
             ended(report)
-        if self.driver is None:
-            for engine in engines:
-                engine.process.check()
-        elif self.driver.failures:
-            raise UsageError(f"scenario {self.scenario.name}: {self.driver.failures[0]}")
+        self.fleet.check(engines)
         return list(read_requests(folder / "requests.parquet")), report, rows
 
     def _mark(self, run: Run) -> AbstractAsyncContextManager[Callable[[dict[str, Any]], None]]:
         if self.options.grafana is None:
-            return contextlib.nullcontext(_nobody)
+            return contextlib.nullcontext(nobody)
         token_env, say = self.options.grafana_token_env, partial(self.console.print, soft_wrap=True, highlight=False)
         return GrafanaMark(self.options.grafana, token_env, self.scenario.name, say).around(run)
 
@@ -316,93 +286,8 @@ class _Bench:
 
     @contextlib.asynccontextmanager
     async def _engines(self) -> AsyncIterator[list[EngineHandle]]:
-        async with self.metrics.shown(self.options.metrics_listen, self.options.otlp), self._started() as engines:
+        async with self.metrics.shown(self.options.metrics_listen, self.options.otlp), self.fleet.started() as engines:
             yield engines
-
-    @contextlib.asynccontextmanager
-    async def _started(self) -> AsyncIterator[list[EngineHandle]]:
-        if self.endpoint is not None:
-            yield []
-            return
-        assert self.workers is not None
-        hints = self.scenario.engine
-        simulated = {"profile": hints.profile, "max_model_len": hints.max_model_len, "seed": self.options.seed}
-        count = self.workers if self.plan is None else self.plan.all_workers
-        with self.console.status(f"starting {count} {self.options.engine} engines …"):
-            engines = await start_engines(
-                self.options.engine,
-                count,
-                self.logs,
-                self.model_dir,
-                {
-                    "block_size": hints.block_size,
-                    "capacity_blocks": hints.capacity_blocks,
-                    **(simulated if self.options.engine == "simulated" else {"seed": self.options.seed}),
-                },
-                self.scenario.fleet,
-            )
-        if self.plan is not None:
-            self.driver = FleetDriver(self.plan, engines)
-        try:
-            async with self._live_page(engines):
-                yield engines
-        finally:
-            await fleet.stop(engines)
-
-    @contextlib.asynccontextmanager
-    async def _live_page(self, engines: list[EngineHandle]) -> AsyncIterator[None]:
-        if self.router_port is None:
-            yield
-            return
-        config = PrefixwatchConfig.model_validate({"exporter": {"listen": f"127.0.0.1:{free_port()}"}})
-        router_url = f"http://127.0.0.1:{self.router_port}"
-        exporter = await start_exporter(config, as_workers(engines, self.scenario.fleet), router_url, self.logs)
-        self.console.print(f"live page: http://{config.exporter.listen}/", soft_wrap=True, highlight=False)
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(exporter.stop)
-
-    @contextlib.asynccontextmanager
-    async def _endpoint(
-        self, run: Run, engines: list[EngineHandle], folder: Path
-    ) -> AsyncIterator[tuple[str, str, Callable[[dict[str, Any]], None]]]:
-        """The address to send to and the model to ask for: the target, or a fresh router over emptied caches; and what
-        wants to hear the load generator's progress."""
-        if self.endpoint is not None:
-            model = await served_model(self.endpoint, self.options.model)
-            await self._check_tokenizer(self.endpoint, model)
-            yield self.endpoint.url, model, _nobody
-            return
-        if self.driver is not None:
-            await self.driver.prepare()
-        await fleet.reset_caches(engines if self.driver is None else self.driver.present)
-        config = RouterConfig(
-            port=self.router_port or free_port(),
-            workers=as_workers(engines, self.scenario.fleet),
-            policy=PolicyConfig(name=self.specs[run.policy], seed=self.options.seed + run.repeat),
-            model_dir=self.model_dir,
-            block_size=engines[0].block_size,
-            cache_view=CacheViewConfig(source="events"),
-            always_predict=True,
-            tenants=TenantsConfig(trust_client_salt=True),
-        )
-        router = LocalRouter(config, folder)
-        await router.start()
-        try:
-            async with contextlib.nullcontext(_nobody) if self.driver is None else self.driver.acting(router) as heard:
-                yield router.url, engines[0].model, heard
-        finally:
-            await router.stop()
-
-    async def _check_tokenizer(self, endpoint: Endpoint, model: str) -> None:
-        """See that prompts of exact lengths can be made for the target. Raises InputError."""
-        if self.options.approximate_prompts:
-            return
-        if self.model_dir is not None:
-            await check_tokenizer(endpoint, model, self.model_dir)
-        else:
-            await asyncio.to_thread(check_served_tokenizer, endpoint, model, self.options.tokenize_url)
 
     def _again(self) -> dict[str, Any]:
         """What a second bench needs to repeat this one."""
@@ -417,10 +302,6 @@ class _Bench:
     def _lag_limit_ms(self) -> float:
         thresholds = [t for o in self.objectives for t in o.thresholds(RequestField.TTFT_SECONDS)]
         return 1000.0 * _LAG_SHARE * min(thresholds, default=0.5)
-
-
-def _nobody(progress: dict[str, Any]) -> None:
-    """Nobody wants to hear of the progress."""
 
 
 @command(app, "bench")
