@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import base64
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.local.access import read_json
+from tests.stack.json_server import JsonAnswers, serving
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(JsonAnswers):
     """What it was asked with, `[]` below `/list`, 403 without a login."""
 
     def do_GET(self) -> None:
         login = self.headers.get("Authorization")
-        self.send_response(200 if login else 403)
-        self.end_headers()
-        document: object = {"login": login, "host": self.headers["Host"], "path": self.path}
-        self.wfile.write(json.dumps([] if self.path.startswith("/list") else document).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
+        asked = {"login": login, "host": self.headers["Host"], "path": self.path}
+        self.answer([] if self.path.startswith("/list") else asked, 200 if login else 403)
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
+def port() -> Iterator[str]:
+    with serving(Answers) as address:
+        yield address.rpartition(":")[2]
 
 
 @pytest.mark.parametrize(("login", "sent"), [("ops:se:cret", "ops:se:cret"), ("ops", "ops:")])
-def test_a_login_in_the_address_is_sent_in_its_header(port: int, login: str, sent: str) -> None:
+def test_a_login_in_the_address_is_sent_in_its_header(port: str, login: str, sent: str) -> None:
     found = read_json(f"http://{login}@127.0.0.1:{port}/page?after=3", "--exporter")
     assert found == {
         "login": f"Basic {base64.b64encode(sent.encode()).decode()}",
@@ -56,7 +47,7 @@ def test_a_login_in_the_address_is_sent_in_its_header(port: int, login: str, sen
         ("a:secret@127.0.0.1/page", "is not an http(s) URL"),
     ],
 )
-def test_what_is_wrong_is_said_without_what_is_secret(port: int, place: str, message: str) -> None:
+def test_what_is_wrong_is_said_without_what_is_secret(port: str, place: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_json(place.format(port=port), "--exporter")
     assert message.format(port=port) in str(raised.value)

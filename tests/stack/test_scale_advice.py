@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from typer.testing import CliRunner
 
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.scaling.command import app, read_advice
+from tests.stack.json_server import JsonAnswers, serving
 
 WORKERS = [
     {"worker": "a", "pod": "vllm-0", "namespace": "llm", "load_requests": 1.0, "deletion_cost": 0, "cached_tokens": 480,
@@ -32,34 +31,25 @@ ADVICE = {
 }  # fmt: skip
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(JsonAnswers):
     asked: list[str] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
         if self.path.startswith("/garbage"):
             self.wfile.write(b"HELLO\r\n\r\n")
-            return
-        if self.path.startswith("/empty"):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"schema": 1}')
-            return
-        found = self.path.startswith("/api/v1/scaling")
-        self.send_response(200 if found else 404)
-        self.end_headers()
-        self.wfile.write(json.dumps(ADVICE if found else {}).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
+        elif self.path.startswith("/empty"):
+            self.answer({"schema": 1})
+        elif self.path.startswith("/api/v1/scaling"):
+            self.answer(ADVICE)
+        else:
+            self.answer({}, 404)
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with serving(Answers) as address:
+        yield address
 
 
 def test_a_table_names_who_may_go_what_is_lost_and_who_takes_over(url: str) -> None:

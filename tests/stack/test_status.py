@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -15,6 +13,7 @@ from prefixwatch.exporters.fleet.status import TITLES
 from prefixwatch.exporters.metrics_page.families import FAMILIES
 from prefixwatch.stack.cli.status import QUERIES, app
 from prefixwatch.stack.errors import UsageError
+from tests.stack.json_server import JsonAnswers, serving
 
 BLOCK = {
     "schema": 1,
@@ -29,31 +28,21 @@ BLOCK = {
 }  # fmt: skip
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(JsonAnswers):
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         if parts.path == "/api/v1/status":
-            document: object = BLOCK
-        else:
-            query = parse_qs(parts.query)["query"][0]
-            labels = {"model": "llama"} if "by (model" in query else {}
-            result = [{"metric": labels, "value": [0, "0.5"]}] if "ttft" not in query else []
-            document = {"data": {"result": result}}
-        body = json.dumps(document).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
+            self.answer(BLOCK)
+            return
+        query = parse_qs(parts.query)["query"][0]
+        labels = {"model": "llama"} if "by (model" in query else {}
+        self.answer({"data": {"result": [{"metric": labels, "value": [0, "0.5"]}] if "ttft" not in query else []}})
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with serving(Answers) as address:
+        yield address
 
 
 def test_one_screen_from_an_exporter(url: str) -> None:
