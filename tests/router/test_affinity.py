@@ -11,11 +11,9 @@ import pytest
 
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
-from prefixwatch.router.placement.cache_view import HistoryView
-from prefixwatch.router.placement.ledger import Ledger
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policies.affinity import Affinity
-from prefixwatch.router.policy import Fleet, LoadReport, RouteRequest
+from prefixwatch.router.policy import LoadReport, RouteRequest
 from prefixwatch.simulator.runs import simulate_requests
 from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve
@@ -178,17 +176,3 @@ def test_it_balances_a_hot_prefix_mix_at_almost_no_hit_loss() -> None:
     assert ours.in_flight_max_over_mean is not None
     assert ours.in_flight_max_over_mean < 0.8 * only.in_flight_max_over_mean
     assert ours.token_hit_ratio > only.token_hit_ratio - 0.015
-
-
-def test_a_cold_burst_for_one_prefix_meets_at_few_workers() -> None:
-    """F-13: twelve simultaneous requests for a prefix that nobody holds yet, by the router's own history."""
-    policy, view, ledger = Affinity(), HistoryView(100_000), Ledger()
-    for k in range(8):
-        ledger.join(f"w{k}")
-    for k in range(12):
-        request = replace(a_request(1, 4096), id=f"r{k}")
-        decision = policy.choose(request, Fleet(ledger.workers, view.depths, 0.0))
-        ledger.admit(decision.worker, request.prompt_tokens - decision.hit_blocks * BLOCK, 0.0)
-        policy.on_admit(request, decision.worker, 0.0)
-        view.routed(request, decision.worker)
-    assert sum(worker.in_flight > 0 for worker in ledger.workers) <= 3
