@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prefixwatch.engines.model.accounts import Counters
+from prefixwatch.kvcache.prediction import longest_common_blocks, prediction_cause
 from prefixwatch.loadgen.request_log.cache_moves import CacheLog
 from prefixwatch.loadgen.request_log.records import RequestRecord
+from prefixwatch.router.policy import RouteRequest
 from prefixwatch.simulator.balance import max_over_mean_in_flight
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
@@ -59,6 +62,18 @@ def note_parts(record: RequestRecord, prefill_s: float, migrate_s: float) -> Non
     assert record.ttft_s is not None
     record.prefill_s, record.migrate_s = prefill_s, migrate_s
     record.queue_s = max(0.0, record.ttft_s - prefill_s - migrate_s)  # rounding must not make it negative
+
+
+def explain(record: RequestRecord, route: RouteRequest, computing: Iterable[RouteRequest], *, evicted: bool) -> None:
+    """Note why more or less was reused than expected. `computing`: requests whose prompts weren't computed when this
+    one was placed; `evicted`: whether its engine has evicted blocks since."""
+    record.prediction_cause = prediction_cause(
+        record.predicted_tokens,
+        record.cached_tokens,
+        block_size=route.block_size,
+        computing_tokens=longest_common_blocks(route.blocks, (other.blocks for other in computing)) * route.block_size,
+        evicted=evicted,
+    )
 
 
 def new_record(policy: str, index: int, request: SimulatedRequest, shared_tokens: int) -> RequestRecord:

@@ -12,7 +12,6 @@ from math import inf
 
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.kvcache.index.block_index import BlockIndex
-from prefixwatch.kvcache.prediction import longest_common_blocks, prediction_cause
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.router.exchange.explain import scores_json
 from prefixwatch.router.placement.cache_view import CacheView, HistoryView, NoView
@@ -30,6 +29,7 @@ from prefixwatch.router.policy import (
     Worker,
 )
 from prefixwatch.simulator.engine_views import EngineView, TruthView
+from prefixwatch.simulator.result import explain
 from prefixwatch.simulator.snapshot_view import SnapshotView
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
@@ -210,15 +210,8 @@ class SimulatedRouter:
             worker.report = reports[worker.name]
 
     def _explain(self, placement: Placement) -> None:
-        record, route, size = placement.record, placement.route, self._block_size
-        others = (other.blocks for other in placement.computing)
-        record.prediction_cause = prediction_cause(
-            record.predicted_tokens,
-            record.cached_tokens,
-            block_size=size,
-            computing_tokens=longest_common_blocks(route.blocks, others) * size,
-            evicted=self._evicted_blocks(record.worker) != placement.evicted_blocks,
-        )
+        evicted = self._evicted_blocks(placement.record.worker) != placement.evicted_blocks
+        explain(placement.record, placement.route, placement.computing, evicted=evicted)
 
     def _settle(self, placement: Placement) -> None:
         """The prompt is computed, or never will be there."""

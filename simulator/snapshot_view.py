@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable
 
 from prefixwatch.kvcache.events.snapshot import FIRST_INTERVAL_SECONDS, PollInterval, SnapshotWriter
 from prefixwatch.kvcache.index.block_index import BlockIndex
-from prefixwatch.router.policy import RouteRequest, ViewSource
+from prefixwatch.simulator.engine_views import EngineView
 
 
-class SnapshotView:
+class SnapshotView(EngineView):
     """Every engine is polled at its own, adaptive interval, or a fixed one; in between, the view is as old as that.
 
     It receives an engine's changes as they happen (`store`, `remove`) and the time (`advance`, before anything happens
@@ -20,31 +19,20 @@ class SnapshotView:
     doesn't grow with the cache.
     """
 
-    source: ClassVar[ViewSource] = "events"  # the engines' own account, if late
-
     def __init__(self, interval_s: float | None = None) -> None:
         """`interval_s`: poll each engine so often; None: the more often, the more changes."""
+        super().__init__(BlockIndex())
         self._interval_s = interval_s
         self.polls: Counter[str] = Counter()
         """By engine, so far."""
-        self._index = BlockIndex()
         self._engines: dict[str, _Engine] = {}
         self._due: list[tuple[float, str]] = []
         self._now_s = 0.0
-
-    def depths(self, request: RouteRequest) -> Mapping[str, int]:
-        return self._index.depths(request.blocks)
-
-    def routed(self, request: RouteRequest, worker: str) -> None:
-        return
 
     def worker_removed(self, worker: str) -> None:
         engine = self._engine(worker)
         engine.changed.clear()
         engine.writer.forget()
-
-    def block_count(self, worker: str) -> int:
-        return self._index.block_count(worker)
 
     def store(self, worker: str, blocks: Iterable[int]) -> None:
         """The engine holds these blocks now."""

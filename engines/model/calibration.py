@@ -149,21 +149,7 @@ def _errors(time: StepTime, prefill: Sequence[StepSample], decode: Sequence[Step
         f"decode above {batch:.0f} requests": [each for each in decode if each.work.decode_sequences > batch],
     }
     return {
-        part: float(np.median([abs(_seconds(time, each.work) / each.duration_s - 1) for each in samples]))
+        part: float(np.median([abs(time.work_s(each.work) / each.duration_s - 1) for each in samples]))
         for part, samples in parts.items()
         if samples
     }
-
-
-def _seconds(time: StepTime, work: StepWork) -> float:
-    return (
-        work.steps * time.base_s
-        + time.duration_s(
-            work.prefill_tokens,
-            work.prefill_token_contexts,
-            work.prefill_sequences,
-            work.decode_sequences,
-            work.context_tokens,
-        )
-        - time.base_s
-    )

@@ -106,7 +106,10 @@ class StepTime:
 
     def prefill_s(self, prompt_tokens: int, cached_tokens: int = 0, max_num_batched_tokens: int = 2048) -> float:
         """Seconds to prefill one prompt on an otherwise idle engine."""
-        work = prefill_work(prompt_tokens, cached_tokens, max_num_batched_tokens)
+        return self.work_s(prefill_work(prompt_tokens, cached_tokens, max_num_batched_tokens))
+
+    def work_s(self, work: StepWork) -> float:
+        """Seconds that the steps with this work take together."""
         return float(np.dot(_features(work), [getattr(self, field.name) for field in fields(self)]))
 
 

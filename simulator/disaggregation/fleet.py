@@ -21,14 +21,13 @@ from typing import Any
 from prefixwatch.engines.model.accounts import BlockEvicted, BlocksStored
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.sequence import RequestError, SequenceState, SimRequest
-from prefixwatch.kvcache.prediction import longest_common_blocks, prediction_cause
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 from prefixwatch.router.exchange.explain import scores_json
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policy import NO_TOKENS, NoWorkers, RouteRequest
 from prefixwatch.simulator.disaggregation.policies import Disaggregated, DisaggregationOptions, Split
 from prefixwatch.simulator.disaggregation.side import Side, SideView, Stay
-from prefixwatch.simulator.result import SimulationResult, WorkerTotals, new_record, note_parts
+from prefixwatch.simulator.result import SimulationResult, WorkerTotals, explain, new_record, note_parts
 from prefixwatch.simulator.traffic.synthetic import infinite_cache_tokens
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
@@ -288,16 +287,9 @@ class DisaggregatedSimulation:
 
     def _note_prefill(self, journey: _Journey, stay: Stay, sequence: SequenceState) -> None:
         """The prompt has been computed: what was reused, and why it was more or less than expected."""
-        record, size = journey.record, self._block_size
+        record = journey.record
         record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
-        others = (other.blocks for other in stay.computing)
-        record.prediction_cause = prediction_cause(
-            record.predicted_tokens,
-            record.cached_tokens,
-            block_size=size,
-            computing_tokens=longest_common_blocks(journey.route.blocks, others) * size,
-            evicted=self._side[stay.worker].evicted_since(stay),
-        )
+        explain(record, journey.route, stay.computing, evicted=self._side[stay.worker].evicted_since(stay))
 
     def _end(self, journey: _Journey, output_tokens: int, now_s: float) -> None:
         record = journey.record
