@@ -28,7 +28,7 @@ def load_report(model: EngineModel, now_s: float) -> LoadReport:
 
 
 class EngineView:
-    """What the engines themselves say they hold, without delay."""
+    """What the engines themselves say they hold, by this index."""
 
     source: ClassVar[ViewSource] = "events"
 
