@@ -44,7 +44,7 @@ def test_each_rank_has_its_own_kv_events() -> None:
     ("targets", "kv_events", "message"),
     [
         (["a=ftp://h"], [], "not an http"),
-        (["a=http://h:99999"], [], "not a URL"),
+        (["a=http://h:99999"], [], r"not an http\(s\) URL: Port"),
         (["a=h:1", "a=h:2"], [], "given more than once: a"),
         ([], [], "targets"),
         (["a=h:1"], ["c=tcp://h:5557"], "no target is called 'c'"),
