@@ -77,4 +77,4 @@ def test_a_floor_and_a_ceiling_on_one_panel_are_refused() -> None:
     )
 
     with pytest.raises(DocumentError, match="On call: Both: lines: one is a floor and one a ceiling"):
-        classic_panel(Placed(1, panel, 0, 0, 0), shipped()["overview"])
+        classic_panel(Placed(1, panel, 0, 0), shipped()["overview"])
