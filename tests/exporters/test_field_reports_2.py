@@ -70,7 +70,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
         "router/test_cache_view.py::test_a_worker_of_several_ranks_is_credited_with_what_all_of_them_hold",
     ),
     "N21": (
-        "loadgen/grading/test_grade.py::test_what_nobody_sent_is_not_another_tenants",
+        "loadgen/grading/test_isolation_grades.py::test_what_nobody_sent_is_not_another_tenants",
         "loadgen/grading/test_summary.py::test_cached_tokens_that_nobody_sent_make_the_run_invalid_and_accuse_nobody",
         "exporters/test_record_witnesses.py::test_all_but_one_token_of_new_prompts_cached_is_no_cache",
     ),

@@ -101,8 +101,8 @@ CATALOGUE: dict[str, Fault] = {
         "events in other encodings, with gaps, unknown parents, after restarts",
         free=(
             "kvcache/test_events::test_maps_and_arrays_say_the_same",
-            "kvcache/test_feed::test_a_gap_asks_for_a_replay_and_changes_nothing_meanwhile",
-            "kvcache/test_feed::test_a_sequence_that_runs_backwards_is_a_new_engine",
+            "kvcache/test_feed_sequence::test_a_gap_asks_for_a_replay_and_changes_nothing_meanwhile",
+            "kvcache/test_feed_sequence::test_a_sequence_that_runs_backwards_is_a_new_engine",
             "kvcache/test_feed::test_a_block_whose_parent_never_comes_is_dropped_and_counted",
             "kvcache/test_feed::test_any_order_of_lives_ends_the_same",
         ),
@@ -240,7 +240,7 @@ CATALOGUE: dict[str, Fault] = {
     "RT14": Fault(
         "gaps in the event stream are ignored",
         free=(
-            "kvcache/test_feed::test_a_gap_asks_for_a_replay_and_changes_nothing_meanwhile",
+            "kvcache/test_feed_sequence::test_a_gap_asks_for_a_replay_and_changes_nothing_meanwhile",
             "kvcache/test_subscriber::test_a_gap_is_filled_from_the_replay",
         ),
         elsewhere=EVENT_FEED,
@@ -248,7 +248,7 @@ CATALOGUE: dict[str, Fault] = {
     "RT16": Fault(
         "a cleared cache still draws its prefixes",
         free=(
-            "kvcache/test_feed::test_a_cleared_cache_is_believed",
+            "kvcache/test_feed_sequence::test_a_cleared_cache_is_believed",
             "router/test_router_kv_events::test_the_router_predicts_what_the_engine_says_it_holds",
         ),
         elsewhere=EVENT_FEED,
