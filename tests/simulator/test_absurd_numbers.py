@@ -17,7 +17,8 @@ from prefixwatch.kvcache.transfer_link import KvLink
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.loadgen.scenario.fleet_section import Event, event_plan
 from prefixwatch.loadgen.scenario.moves_section import Moves
-from prefixwatch.router.config import CacheViewConfig, FairnessConfig, IsolationConfig, MovesConfig
+from prefixwatch.router.config import CacheViewConfig, MovesConfig
+from prefixwatch.router.tenant_config import FairnessConfig, IsolationConfig
 from prefixwatch.simulator.caches.fleet import simulate_caches
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
