@@ -16,8 +16,8 @@ from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.loadgen.scenario.fleet_section import Event, EventPlan, event_plan
 from prefixwatch.loadgen.scenario.moves_section import Moves
 from prefixwatch.simulator.caches.fleet import simulate_caches
-from prefixwatch.simulator.disaggregated import simulate_disaggregated
-from prefixwatch.simulator.disaggregation import DisaggregationOptions
+from prefixwatch.simulator.disaggregation.fleet import simulate_disaggregated
+from prefixwatch.simulator.disaggregation.policies import DisaggregationOptions
 from prefixwatch.simulator.fleet_events import simulate_events
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
