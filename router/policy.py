@@ -7,6 +7,7 @@ several published policies need the first-token event and not only completion.
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -294,6 +295,10 @@ class Policy(ABC):
             self.options: Any = msgspec.convert(options, self.Options, strict=False)
         except msgspec.ValidationError as error:
             raise ValueError(f"policy {self.name}: {error}") from error
+        for key in options:
+            value = getattr(self.options, key)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"policy {self.name}: option {key} is {value}: give a finite number")
         self.rng = random.Random(seed)
 
     @abstractmethod

@@ -67,7 +67,11 @@ def _is_exporter(source: str) -> bool:
 
 
 def _more(source: str) -> str:
-    return "send more traffic, and plan again" if _is_exporter(source) else "give a longer recording, or --rate"
+    if _is_exporter(source):
+        return "send more traffic, and plan again"
+    if is_scenario(source, shipped_scenarios()):
+        return "give it arrivals with a rate, or a longer duration_seconds"
+    return "give a longer recording, or --rate"
 
 
 def _at_speed(name: str, trace: Trace, speed: float, notes: Sequence[str]) -> PlannedTraffic:

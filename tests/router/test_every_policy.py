@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import process_time
 from typing import Any
 
@@ -191,3 +191,13 @@ def test_a_decision_grows_at_most_linearly(name: str, grown: str) -> None:
     large = {"workers": 256, "prompt_tokens": 1600} if grown == "workers" else {"workers": 8, "prompt_tokens": 51_200}
     small = {"workers": 16, "prompt_tokens": 1600} if grown == "workers" else {"workers": 8, "prompt_tokens": 3_200}
     assert decision_seconds(name, **large) < 64 * max(decision_seconds(name, **small), 2e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@every_policy
+def test_an_option_that_is_no_finite_number_is_refused(name: str, value: float) -> None:
+    """With nan no worker was the best one, and the first request a traceback."""
+    options = {key: kept for key, kept in asdict(POLICIES[name].Options()).items() if isinstance(kept, float)}
+    for key in options:
+        with pytest.raises(ValueError, match=f"policy {name}: option {key} is {value}: give a finite number"):
+            make_policy(name, options={key: value})

@@ -138,3 +138,13 @@ def test_a_plan_of_a_scenario_has_its_blocks(tmp_path: Path) -> None:
     found = planned_traffic(str(file), RecordingOptions(), 1.0, None)
     assert found.block_size == 64
     assert {len(each.blocks) for each in found.requests} == {found.requests[0].prompt_tokens // 64}
+
+
+def test_a_closed_loop_has_no_times_to_plan_by(tmp_path: Path) -> None:
+    file = tmp_path / "closed.yaml"
+    file.write_text(
+        "name: closed\nduration_seconds: 5\narrivals: {kind: closed, concurrency: 2, requests: 10}\n"
+        "groups: {count: 1, shared_tokens: 64, unique_tokens: 16, output_tokens: 4}\n"
+    )
+    with pytest.raises(InputError, match=r"has 10 requests that all arrive at once.*: give it arrivals with a rate"):
+        planned_traffic(str(file), RecordingOptions(), 1.0, None)
