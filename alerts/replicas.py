@@ -14,6 +14,8 @@ from prefixwatch.slo.promql import closing
 _CALL = re.compile(r"(?<![\w:])(?:rate|increase)\(")
 _SUM = re.compile(r"(?<![\w:])(?:sum|count)(?: by \([^)]*\))? \((?P<selector>prefixwatch_\w+(?:\{[^}]*\})?)\)")
 """An average or a quantile is the same with every sample twice."""
+_ADDED = "prefixwatch_probe_tokens_total"
+"""Each exporter sends probes of its own, and engines count both's."""
 
 
 def once(series: str, replica_labels: Sequence[str]) -> str:
@@ -29,7 +31,8 @@ def deduplicated(expr: str, replica_labels: Sequence[str]) -> str:
     position = 0
     while match := _CALL.search(expr, position):
         end = closing(expr, match.end())
-        parts += [expr[position : match.start()], once(expr[match.start() : end], replica_labels)]
+        call = expr[match.start() : end]
+        parts += [expr[position : match.start()], call if _ADDED in call else once(call, replica_labels)]
         position = end
     text = "".join([*parts, expr[position:]])
     return _SUM.sub(lambda m: m[0].replace(m["selector"], once(m["selector"], replica_labels)), text)

@@ -345,6 +345,9 @@ _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
         ("counter", "probe_requests",
          "Probe requests by outcome; skipped: not sent because requests were waiting or the budget was spent.",
          ("target", "outcome")),
+        ("counter", "probe_tokens",
+         "Tokens of the completed probes, by kind: prompt, cached (as reported; of a repeat whose answer reports none, "
+         "its whole prompt). Engines count them among their lookups and hits.", ("target", "model", "kind")),
         ("gauge", "probe_cached_tokens", "Cached tokens reported for the last probe's prompt and its repeat.",
          ("target", "temperature")),
         ("gauge", "probe_prompt_tokens", "Prompt tokens reported for the last probe.", _T),

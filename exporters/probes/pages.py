@@ -14,6 +14,7 @@ from prefixwatch.exporters.probes.config import ProbeTarget
 from prefixwatch.exporters.probes.findings import Findings, Pair
 from prefixwatch.exporters.probes.plan import TargetPlan, TokenBudget
 from prefixwatch.exporters.probes.prefill_baseline import PrefillBaseline, PrefillBaselines
+from prefixwatch.exporters.probes.request import ProbeAnswer
 from prefixwatch.exporters.requests.tally import Distribution
 from prefixwatch.slo.buckets import LATENCY_SECONDS
 
@@ -29,6 +30,8 @@ class TargetState:
     outcomes: Counter[str] = field(default_factory=Counter)
     canaries: Counter[str] = field(default_factory=Counter)
     """By result: `miss` (kept apart) or `hit`."""
+    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Sent and found cached, by model and kind."""
     rounds: int = 0
     model: str = ""
     last: Pair | None = None
@@ -51,6 +54,14 @@ class TargetState:
         if repeat.ttft_seconds is not None:
             self._observe("repeat", repeat.ttft_seconds)
 
+    def spend(self, answer: ProbeAnswer, *, repeat: bool = False) -> None:
+        """A probe was answered: its tokens are among those that the engine counts. A repeat hits by construction."""
+        if answer.outcome != "completed":
+            return
+        prompt, cached = answer.prompt_tokens or 0, answer.cached_tokens
+        self.tokens[self.model, "prompt"] += prompt
+        self.tokens[self.model, "cached"] += (prompt if repeat else 0) if cached is None else cached
+
     def _observe(self, temperature: str, seconds: float) -> None:
         self.ttft.setdefault(temperature, Distribution(LATENCY_SECONDS)).observe(seconds)
 
@@ -60,6 +71,7 @@ def probe_families(targets: Iterable[TargetState], baselines: PrefillBaselines) 
     ttft, requests = histograms("probe_ttft_seconds"), rows("probe_requests")
     cached, prompt = rows("probe_cached_tokens"), rows("probe_prompt_tokens")
     canaries, findings = rows("probe_canaries"), rows("probe_finding")
+    tokens = rows("probe_tokens")
     by_length = rows("cold_prefill_baseline_seconds")
     for state in targets:
         name, pair = state.config.name, state.last
@@ -67,6 +79,8 @@ def probe_families(targets: Iterable[TargetState], baselines: PrefillBaselines) 
             distribution.add_to(ttft, [name, temperature])
         for outcome, count in state.outcomes.items():
             requests.add_metric([name, outcome], count)
+        for (model, kind), count in state.tokens.items():
+            tokens.add_metric([name, model, kind], count)
         for result, count in state.canaries.items():
             canaries.add_metric([name, result], count)
         if pair is not None:
@@ -79,7 +93,7 @@ def probe_families(targets: Iterable[TargetState], baselines: PrefillBaselines) 
             findings.add_metric([name, finding], float(found))
     for (model, length), estimate in baselines.estimates().items():
         by_length.add_metric([model, length], estimate.seconds)
-    return [ttft, requests, cached, prompt, canaries, findings, by_length]
+    return [ttft, requests, tokens, cached, prompt, canaries, findings, by_length]
 
 
 def probe_document(

@@ -165,10 +165,12 @@ class Prober:
         state.model = model
         sender = self._sender(isolation.first if isolation else None)
         cold = await self._send(state, model, prompt, sender)
+        state.spend(cold)
         if cold.outcome != "completed":
             self._record(state, cold, cold.cached_tokens)
             return [cold]
         repeat = await self._send(state, model, prompt, sender)
+        state.spend(repeat, repeat=True)
         pair = Pair(cold, repeat)
         state.findings.counted_hits.reported(repeat.cached_tokens, self._clock())
         self._record(state, cold, pair.cold_tokens)
@@ -179,6 +181,7 @@ class Prober:
         if isolation is None:
             return [cold, repeat]
         other = await self._send(state, model, prompt, self._sender(isolation.second))
+        state.spend(other)
         if other.outcome == "completed":
             self._judge_canary(state, pair, other)
         return [cold, repeat, other]

@@ -222,6 +222,8 @@ def test_what_a_pager_cannot_open_or_prometheus_does_not_keep_is_refused() -> No
     [
         ("sum by (a) (rate(x_total[5m]))", "sum by (a) (max without (replica) (rate(x_total[5m])))"),
         ('sum(increase(x{m=")"}[5m]) unless y)', 'sum(max without (replica) (increase(x{m=")"}[5m])) unless y)'),
+        # both replicas' probes are sent
+        ("sum(increase(prefixwatch_probe_tokens_total[5m]))", "sum(increase(prefixwatch_probe_tokens_total[5m]))"),
         ("count by (a) (prefixwatch_target_up)", "count by (a) (max without (replica) (prefixwatch_target_up))"),
         ("max by (a) (prefixwatch_kv_usage_ratio)", "max by (a) (prefixwatch_kv_usage_ratio)"),
     ],

@@ -86,8 +86,10 @@ def test_ones_own_thresholds_replace_the_shipped_ones_and_keep_their_minimum(tmp
     alert = made.alert("PrefixHitRateLow")
     assert alert.expr == (
         "prefixwatch:prefix_hit:ratio_rate5m < 0.42\n"
-        "and on (cluster, model) "
-        "sum by (cluster, model) (increase(prefixwatch_prefix_query_tokens_total[15m])) >= 20000"
+        "and on (cluster, model) sum by (cluster, model) (\n"
+        "  increase(prefixwatch_prefix_query_tokens_total[15m])\n"
+        '  or -1.5 * increase(prefixwatch_probe_tokens_total{kind="prompt"}[15m])\n'
+        ") >= 20000"
     )
     assert alert.hold == "5m"
     assert made.alert("EvictionChurn") == load_catalogue().alert("EvictionChurn")

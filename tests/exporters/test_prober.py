@@ -65,6 +65,9 @@ async def test_the_page(engine: str, probes: MakeProbes) -> None:
     samples = probed.samples()
     prompt_tokens = samples["probe_prompt_tokens", "w"]
     assert samples["probe_requests_total", "w/completed"] == 6
+    records = probed.ledger.records
+    assert samples["probe_tokens_total", "w/tiny/prompt"] == sum(one.prompt_tokens or 0 for one in records)
+    assert samples["probe_tokens_total", "w/tiny/cached"] == sum(one.cached_tokens or 0 for one in records) > 0
     assert samples["probe_cached_tokens", "w/cold"] == 0
     assert samples["probe_cached_tokens", "w/repeat"] == full_blocks(int(prompt_tokens))
     assert samples["probe_ttft_seconds_count", "w/cold"] == samples["probe_ttft_seconds_count", "w/repeat"] == 3
