@@ -173,7 +173,8 @@ class Exporter:
         target.ingest(scrape, time.monotonic())
         if target.reason != reason:
             _log_state(target, was_up)
-            self.records.look(time.time())
+            if target.system is None or target.system.role == "router":  # an engine proves nothing by coming or going
+                self.records.look(time.time())
         if target.up and target.store is not None:
             hits = target.store.totals_by("prefix_hit_tokens", "tier")
             self._tiers.scraped(target.name, began, time.time(), {tier: tokens for (tier,), tokens in hits.items()})

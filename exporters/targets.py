@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from hashlib import blake2b
@@ -48,6 +49,8 @@ class TargetSet:
         self._places: Mapping[str, Place] = {}
         self._names: Mapping[str, str] = {}
         self._by_name: Mapping[str, Target] = {}
+        self._common_block_size: int | None = None
+        self._looked_at_seconds = -math.inf
         self._scraping = False
         self._started = 0
 
@@ -126,10 +129,11 @@ class TargetSet:
 
     def waiting_at(self, name: str) -> float | None:
         """Requests queued at the target of this name, by its last scrape; for another name, at all targets."""
-        known = {target.name: target.numbers.waiting for target in self.targets if target.up and target.numbers}
-        if known.get(name) is not None:
-            return known[name]
-        waiting = [requests for requests in known.values() if requests is not None]
+        target = self._by_name.get(name)
+        if target is not None and target.up and target.numbers and target.numbers.waiting is not None:
+            return target.numbers.waiting
+        known = (target.numbers.waiting for target in self.targets if target.up and target.numbers)
+        waiting = [requests for requests in known if requests is not None]
         return sum(waiting) if waiting else None
 
     def hits_of(self, name: str) -> float | None:
@@ -138,14 +142,17 @@ class TargetSet:
         return target.store.total("prefix_hit_tokens") if target is not None and target.up and target.store else None
 
     def block_size_of(self, worker: str) -> int | None:
-        """Tokens of a KV block at the target of this name; for another name, where all targets have the same."""
-        known = {
-            target.name: int(size)
-            for target in self.targets
-            if target.numbers and (size := target.numbers.block_size_tokens)
-        }
-        sizes = set(known.values())
-        return known.get(worker) or (sizes.pop() if len(sizes) == 1 else None)
+        """Tokens of a KV block at the target of this name or address; for another one, where all targets have the
+        same. Asked for with every span, so that all targets are looked at once an interval."""
+        target = self._by_name.get(self.worker_name(worker))
+        if target is not None and (size := _block_size(target)):
+            return size
+        now = time.monotonic()
+        if now - self._looked_at_seconds >= self._config.interval_seconds:
+            sizes = {size for target in self.targets if (size := _block_size(target))}
+            self._common_block_size = sizes.pop() if len(sizes) == 1 else None
+            self._looked_at_seconds = now
+        return self._common_block_size
 
     def place_of(self, name: str) -> Place:
         """Where the target runs that has this name or address; empty where there is none, or several."""
@@ -208,6 +215,10 @@ def shard_of(name: str, shards: int) -> int:
     """Which of the shards scrapes the target of this name: rendezvous hashing, so that another shard more takes only
     its own share from each of the others."""
     return max(range(shards), key=lambda shard: blake2b(f"{shard}/{name}".encode(), digest_size=8).digest())
+
+
+def _block_size(target: Target) -> int | None:
+    return int(target.numbers.block_size_tokens or 0) if target.numbers else None
 
 
 def served_models(target: Target) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +23,10 @@ _LEAST_SIGNALS = 3
 _BOUNDARY = re.compile(r"[:_]")
 _ANYTHING = "[A-Za-z0-9_]+?"
 _SHARED = ("process_",)
+
+_MOST_FOLLOWED = 64
+_MOST_NAMES = 5_000
+"""What is remembered of pages is bounded, whatever they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,23 @@ class Followed:
 
 
 def follow(system: System, names: frozenset[str]) -> Followed:
-    """The system with the names that this page has. The very same system where nothing is renamed."""
+    """The system with the names that this page has. The very same system where nothing is renamed.
+
+    Worked out once for all pages of a system that have these names: a fleet's pages are of few kinds.
+    """
+    if len(names) > _MOST_NAMES:
+        return _follow(system, names)
+    key = id(system), names
+    found = _FOLLOWED.get(key)
+    if found is None or found[0] is not system:
+        found = _FOLLOWED[key] = system, _follow(system, names)
+        if len(_FOLLOWED) > _MOST_FOLLOWED:
+            _FOLLOWED.popitem(last=False)
+    _FOLLOWED.move_to_end(key)
+    return found[1]
+
+
+def _follow(system: System, names: frozenset[str]) -> Followed:
     foreign = names - system.wanted_names()
     signals, renames = {}, dict[str, str]()
     taken = _Lookup(system, names, foreign)
@@ -84,6 +104,10 @@ def detected(systems: Iterable[System], names: frozenset[str]) -> System | None:
         if found.renames.families and count >= _LEAST_SIGNALS and rank > most and system.matches(found.names):
             best, most = system, rank
     return best
+
+
+_FOLLOWED: OrderedDict[tuple[int, frozenset[str]], tuple[System, Followed]] = OrderedDict()
+"""By a system's identity, which holds while the system is kept beside, and a page's names; the latest used last."""
 
 
 class _Lookup:

@@ -141,6 +141,8 @@ class RouterRecords:
         self._readers: dict[str, RecordReader] = {}
         self._doubted: dict[tuple[str, str], float] = {}
         self._witness = RecordWitness()
+        self._named: dict[str, tuple[int, frozenset[str]]] = {}
+        """By router the workers that its page names, and after how many scrapes: a page names a thousand."""
 
     def state(self) -> dict[str, ReaderState]:
         """How far each router was read, by the address of its records."""
@@ -198,7 +200,7 @@ class RouterRecords:
             if target.system is not None and target.system.role == "router":
                 history = self._routes.router(target.name, has_records=is_router(target))
                 history.up = history.up and target.up
-                workers = {self._routes.worker_name(name) for name in _workers_of(target)}
+                workers = self._workers(target)
                 if workers and history.workers is not None:
                     history.workers |= workers
                 elif not workers and target.up and not history.workers:
@@ -210,6 +212,14 @@ class RouterRecords:
         sharded = any(split_shard(one.shard)[1] > 1 for one in settings[:1])
         starting = now_unix_seconds - self.since_unix_seconds < 2 * interval
         self._routes.blocked = SHARDED if sharded else STARTING if starting else UNREAD_TARGET if unread else ""
+
+    def _workers(self, router: Target) -> frozenset[str]:
+        """The workers that the router's last page names, by target."""
+        found = self._named.get(router.name)
+        if found is None or found[0] != router.health.scrapes:
+            workers = frozenset(map(self._routes.worker_name, _workers_of(router)))
+            found = self._named[router.name] = router.health.scrapes, workers
+        return found[1]
 
     def _learn(self, target: Target, reader: RecordReader) -> None:
         history = self._routes.router(target.name, has_records=True)

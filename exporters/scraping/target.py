@@ -231,6 +231,7 @@ class Target:
                 return
             assert self._reader is not None
             reading = self._reader.read(scrape.body)
+            self._size = reading.line_breaks, len(reading.values)
         assert self._store is not None
         if len(reading.values) > self.settings.limits.samples:
             self.fail("too_many_samples", f"more than limits.samples, {self.settings.limits.samples}")
