@@ -42,6 +42,7 @@ class Field:
         self._routers()
         self._objectives()
         self._measuring()
+        self._moves()
 
     @property
     def late(self) -> slice:
@@ -73,6 +74,13 @@ class Field:
         """Give a gauge this value during the fault; before it, the series was absent or had another one."""
         values = self.gauges.setdefault(f"prefixwatch_{name}", np.full(self.minutes, np.nan))
         values[self.late] = value
+
+    def drop(self, *prefixes: str) -> None:
+        """Take all counters and gauges of these beginnings away, for the whole time."""
+        named = tuple(f"prefixwatch_{prefix}" for prefix in prefixes)
+        for series in (self.counters, self.gauges):
+            for name in [name for name in series if name.startswith(named)]:
+                del series[name]
 
     def _engines(self) -> None:
         peak: dict[str, Values] = {}
@@ -177,6 +185,13 @@ class Field:
             self.histogram(f"prefix_miss_cost_ratio{{{served}}}", {1.5: rate * 0.12, 5.0: rate * 0.002})
             self.counter(f"session_prompt_tokens_total{{{served}}}", rate * _PROMPT_TOKENS * 0.6)
             self.counter(f"session_hit_tokens_total{{{served}}}", rate * _PROMPT_TOKENS * 0.6 * 0.9)
+
+    def _moves(self) -> None:
+        """A tenth of the later turns are served by another worker than the turn before."""
+        for model, (_, mean, _) in MODELS.items():
+            tokens = mean * len(self.of(model)) * 8.0 * _PROMPT_TOKENS * 0.06
+            self.counter(f'session_moved_prompt_tokens_total{{model="{model}"}}', tokens)
+            self.counter(f'session_moved_hit_tokens_total{{model="{model}"}}', tokens * 0.8)
 
     def _measuring(self) -> None:
         """What the exporter and Prometheus measure of themselves."""

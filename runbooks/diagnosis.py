@@ -33,6 +33,8 @@ class Answer:
     why_absent: str = ""
     failed: bool = False
     """Whether the question got no answer at all; then its absence means nothing."""
+    by: str = ""
+    """What it rests on, where that isn't what the step asks for first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Observation:
     concerned: int = 0
     """Number of series that this reading holds of."""
     series: int = 0
+    by: str = ""
+    """What the answer rests on, as in `Answer`."""
 
     @property
     def state(self) -> State:
@@ -111,7 +115,7 @@ def observe(step: Step, group: str, answer: Answer) -> Observation:
     reading = _reading(step, picked.value)
     concerned = sum(_reading(step, sample.value) is reading for sample in answer.samples)
     labels = {name: value for name, value in picked.labels.items() if name not in ("__name__", "job", "instance")}
-    return Observation(step, group, reading, picked.value, labels, "", concerned, len(answer.samples))
+    return Observation(step, group, reading, picked.value, labels, "", concerned, len(answer.samples), answer.by)
 
 
 def _reading(step: Step, value: float) -> Reading | None:

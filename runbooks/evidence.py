@@ -137,7 +137,7 @@ async def ask_all(steps: Sequence[Step], evidence: Evidence, window: str) -> lis
 async def ask(step: Step, evidence: Evidence, window: str) -> Answer:
     """One step's answer: every series with a number."""
     why = "nothing measures it, or there was too little traffic"
-    for query in step.queries:
+    for by, query in step.queries:
         if BEFORE in query and not evidence.history:
             return Answer((), _NO_HISTORY, failed=True)
         try:
@@ -146,5 +146,5 @@ async def ask(step: Step, evidence: Evidence, window: str) -> Answer:
             return Answer((), str(error), failed=True)
         known = tuple(sample for sample in vector if not math.isnan(sample.value))
         if known:
-            return Answer(known)
+            return Answer(known, by=by)
     return Answer((), why)

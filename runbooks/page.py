@@ -56,6 +56,14 @@ def at(query: str, window: str) -> str:
     return query.replace(WINDOW, window).replace(BEFORE, durations.promql(12 * durations.seconds(window)))
 
 
+def _parsed(query: str) -> str:
+    try:
+        parse_query(at(query, "5m"))
+    except QueryError as error:
+        raise ValueError(str(error)) from error
+    return query
+
+
 class Reading(Section):
     """What an answer means. The first reading whose condition holds is the one."""
 
@@ -74,6 +82,15 @@ class Reading(Section):
         return self
 
 
+class Fallback(Section):
+    """Another way to the same figure, where its own query has no answer."""
+
+    by: str = Field(min_length=1, description="what it rests on: is said with the answer")
+    query: str = Field(description="PromQL, as a step's")
+
+    _parses = field_validator("query")(_parsed)
+
+
 class Step(Section):
     """One question to the metrics."""
 
@@ -82,26 +99,20 @@ class Step(Section):
     query: str = Field(
         description="PromQL; $window is the range looked at, $before the longer one that it is compared with"
     )
-    fallback: str = Field(default="", description="asked where the query has no answer")
+    fallback: tuple[Fallback, ...] = Field(default=(), description="asked in turn where the query has no answer")
     unit: Literal["ratio", "seconds", "tokens", "blocks", "requests", "per minute", "factor", "usd", "count", "bool"]
     pick: Literal["max", "min", "tenth"] = Field(
         default="max", description="which of several series is read; tenth: the value that a tenth of them reach"
     )
     readings: tuple[Reading, ...] = Field(min_length=1)
 
-    @field_validator("query", "fallback")
-    @classmethod
-    def _parses(cls, query: str) -> str:
-        try:
-            parse_query(at(query or "vector(0)", "5m"))
-        except QueryError as error:
-            raise ValueError(str(error)) from error
-        return query
+    _parses = field_validator("query")(_parsed)
 
     @property
-    def queries(self) -> tuple[str, ...]:
-        """In the order in which they are asked until one has an answer."""
-        return (self.query, self.fallback) if self.fallback else (self.query,)
+    def queries(self) -> tuple[tuple[str, str], ...]:
+        """Each with what it rests on, empty for the step's own; in the order in which they are asked until one has an
+        answer."""
+        return ("", self.query), *((each.by, each.query) for each in self.fallback)
 
     def picked(self, samples: Sequence[Sample]) -> Sample:
         """The sample that is read, of at least one."""

@@ -36,7 +36,17 @@ def _lines(alert: str, runbooks: Runbooks) -> list[str]:
 
 
 def _step(step: Step) -> list[str]:
-    queries = [line for query in step.queries for line in ("```promql", at(query, "5m"), "```", "")]
+    queries = [
+        line
+        for by, query in step.queries
+        for line in (
+            *([f"Where that has no answer, by {by}:", ""] if by else []),
+            "```promql",
+            at(query, "5m"),
+            "```",
+            "",
+        )
+    ]
     return [f"**{step.title}**", "", *queries, *(_reading(reading) for reading in step.readings), ""]
 
 

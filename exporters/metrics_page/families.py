@@ -159,6 +159,9 @@ _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
     "sessions": (
         ("counter", "session_prompt_tokens", "Prompt tokens of requests after a session's first.", SERVED),
         ("counter", "session_hit_tokens", "Cached prompt tokens of requests after a session's first.", SERVED),
+        ("counter", "session_moved_prompt_tokens",
+         "Of session_prompt_tokens those of requests whose session was last served by another worker.", SERVED),
+        ("counter", "session_moved_hit_tokens", "The same of session_hit_tokens.", SERVED),
         ("gauge", "sessions", "Sessions seen in the window.", SERVED),
         ("counter", "sticky_requests",
          "Completed requests with a known sticky key and a known cache holder.", SERVED),
@@ -331,6 +334,8 @@ _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
         ("histogram", "engine_e2e_seconds", "Duration of requests as engines measure it, summed over all engines.",
          IDENTITY),
         ("histogram", "engine_queue_seconds", "Time that requests waited in engines' queues, summed over all engines.",
+         IDENTITY),
+        ("gauge", "engine_started_seconds", "Unix time at which the last of the engines started, with an empty cache.",
          IDENTITY),
         ("counter", "engine_prompt_tokens", "Prompt tokens of all engines.", IDENTITY),
         ("counter", "engine_generation_tokens", "Output tokens of all engines.", IDENTITY),

@@ -42,6 +42,8 @@ class Sessions:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._prompt_tokens = Tally("session_prompt_tokens")
         self._hit_tokens = Tally("session_hit_tokens")
+        self._moved_prompt_tokens = Tally("session_moved_prompt_tokens")
+        self._moved_hit_tokens = Tally("session_moved_hit_tokens")
         self._sticky = Tally("sticky_requests")
         self._collisions = Tally("sticky_collisions")
         self._migrations = Tally("session_migrations")
@@ -71,6 +73,9 @@ class Sessions:
         if record.prompt_tokens is not None and request.cached_tokens is not None:
             self._prompt_tokens.add(record.prompt_tokens, *request.identity)
             self._hit_tokens.add(request.cached_tokens, *request.identity)
+            moved = record.worker != last.worker
+            self._moved_prompt_tokens.add(moved * record.prompt_tokens, *request.identity)
+            self._moved_hit_tokens.add(moved * request.cached_tokens, *request.identity)
         self._moved(request, last.worker)
 
     def _moved(self, request: Request, before: str) -> None:
@@ -80,7 +85,7 @@ class Sessions:
         nodes = self._place_of(before).node, self._place_of(record.worker).node
         if all(nodes):
             self._migrations.add(nodes[0] != nodes[1], *identity, "node")
-        if not moved or record.held_tokens is not None:
+        if record.held_tokens is not None:
             self._sticky.add(1, *identity)
             self._collisions.add(moved and record.held_by == before, *identity)
 
@@ -92,6 +97,14 @@ class Sessions:
                 break
             recent[session.identity] += 1
         yield rows("sessions", recent.items())
-        tallies = (self._prompt_tokens, self._hit_tokens, self._sticky, self._collisions, self._migrations, self._moves)
-        for tally in tallies:
+        for tally in (
+            self._prompt_tokens,
+            self._hit_tokens,
+            self._moved_prompt_tokens,
+            self._moved_hit_tokens,
+            self._sticky,
+            self._collisions,
+            self._migrations,
+            self._moves,
+        ):
             yield tally.metric()

@@ -61,7 +61,7 @@ def says(observation: Observation) -> str:
     text = observation.reading.says.format_map(names)
     if observation.state in ("bad", "warn") and observation.by_worker and observation.series > 1:
         text += f" ({observation.concerned} of {observation.series} workers)"
-    return text
+    return f"{text.rstrip('.')}, by {observation.by}." if observation.by else text
 
 
 def scope(cause: RankedCause) -> str:
@@ -243,7 +243,8 @@ def _step_document(each: Observation) -> dict[str, Any]:
     return {
         "id": each.step.id,
         "group": each.group,
-        "query": each.step.query,
+        "query": next(query for by, query in each.step.queries if by == each.by),
+        **({"by": each.by} if each.by else {}),
         "value": each.value,
         "labels": dict(each.labels),
         "concerned": each.concerned,

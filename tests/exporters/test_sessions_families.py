@@ -13,7 +13,22 @@ def test_reuse_is_counted_from_a_sessions_second_request_on() -> None:
     assert shown["session_prompt_tokens_total"] == {(): 1000}
     assert shown["session_hit_tokens_total"] == {(): 896}
     assert shown["sessions"] == {(): 2}
-    assert shown["sticky_requests_total"] == {(): 1}
+    assert "sticky_requests_total" not in shown, "nobody looked who held what"
+
+
+def test_what_moving_costs_is_counted_apart_and_without_a_router_that_looks_no_request_is_sticky() -> None:
+    """Spans name session, worker and cached tokens, not who held what: those that stayed must not pass for all."""
+    turns = [
+        done(session="s", worker=worker, cached_tokens=cached)
+        for worker, cached in (("w0", 0), ("w0", 900), ("w1", 100), ("w1", 950))
+    ]
+    shown = figures(ledger_of(turns))
+    assert (shown["session_prompt_tokens_total"], shown["session_hit_tokens_total"]) == ({(): 3000}, {(): 1950})
+    assert (shown["session_moved_prompt_tokens_total"], shown["session_moved_hit_tokens_total"]) == (
+        {(): 1000}, {(): 100},
+    )  # fmt: skip
+    assert "sticky_requests_total" not in shown
+    assert "sticky_collisions_total" not in shown
 
 
 def test_a_session_is_counted_in_the_window_only() -> None:
@@ -46,7 +61,7 @@ def test_what_did_not_complete_moves_no_session() -> None:
 
 
 def test_the_sessions_remembered_are_bounded_and_the_least_recent_goes_first() -> None:
-    records = [done(session=name) for name in ("a", "b", "a", "c", "b", "a")]
+    records = [done(session=name, held_tokens=0) for name in ("a", "b", "a", "c", "b", "a")]
     shown = figures(ledger_of(records, settings=RequestSettings(sessions=2)))
     assert shown["sessions"] == {(): 2}
     assert shown["sticky_requests_total"] == {(): 1}  # a's second; then b made room for c, and a for b

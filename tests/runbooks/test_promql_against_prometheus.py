@@ -56,7 +56,7 @@ def test_every_step_gives_the_same_answer(tmp_path: Path) -> None:
                 "exp_samples": [_expected(sample) for sample in evaluate(at(query, "5m"), snapshots)],
             }
             for step in shipped_runbooks().steps.values()
-            for query in step.queries
+            for _, query in step.queries
             if BEFORE not in query
         ]
         tests.append({"name": name, "interval": "1m", "input_series": inputs, "promql_expr_test": asked})
