@@ -9,6 +9,7 @@ from pathlib import Path
 from prefixwatch.alerts.burn_rate import burn_rates
 from prefixwatch.alerts.catalogue.model import Alert, Catalogue
 from prefixwatch.alerts.engine_figures import figure_records
+from prefixwatch.alerts.engine_flags import flag_records
 from prefixwatch.alerts.engines import OBJECTIVES, engine_records, worker_records
 from prefixwatch.alerts.replicas import deduplicated
 from prefixwatch.alerts.rule import AlertingRule, RecordingRule, Rule, RuleFile, RuleGroup, text
@@ -32,7 +33,7 @@ LONG_INTERVAL = "2m"
 MOST_RULES = 18
 """Of the histograms in a group: whole ones of three rules, within the 20 that Mimir allows."""
 SHORTEST_PERIOD_SECONDS = 86_400
-_TAKE_AWAY = frozenset({"prefixwatch_data_quality", "prefixwatch_scrape_failures_total"})
+_TAKE_AWAY = frozenset({"prefixwatch_scrape_failures_total", "prefixwatch_probe_tokens_total"})
 WIDESPREAD = 0.1
 """A cause explains what a whole fleet shows only from this share of its workers on."""
 PROMETHEUS_OWN: Mapping[str, tuple[str, ...]] = {
@@ -82,7 +83,7 @@ def engine_series() -> frozenset[str]:
 def _on_engines(files: Sequence[RuleFile], settings: RuleSettings, slos: Sequence[SloDefinition]) -> list[RuleFile]:
     """The engines' metrics under the exporter's names, and every rule that reads nothing else."""
     records = engine_records(settings.fleet)
-    figures = [*worker_records(settings.fleet), *figure_records(settings.fleet, slos)]
+    figures = [*worker_records(settings.fleet), *flag_records(settings.fleet), *figure_records(settings.fleet, slos)]
     known = {rule.name for rule in (*records, *figures)} | (PROMETHEUS_OWN.keys() - {"scrape_duration_seconds"})
     exporter = f'job="{settings.job}"'
     histograms = tuple(rule for rule in records if rule.name.endswith(("_bucket", "_count", "_sum")))
@@ -107,7 +108,7 @@ def _on_engines(files: Sequence[RuleFile], settings: RuleSettings, slos: Sequenc
 
 
 def _reads_only(rule: Rule, known: Set[str]) -> bool:
-    """A native histogram's name need not exist beside its classic series, nor flags that only take something away."""
+    """A native histogram's name need not exist beside its classic series, nor what only takes something away."""
     names = set(metric_names(rule.expr)) - _TAKE_AWAY
     return bool(names or rule.expr == "vector(1)") and all(n in known or f"{n}_bucket" in known for n in names)
 

@@ -94,6 +94,8 @@ def worker_records(fleet: Sequence[str]) -> list[RecordingRule]:
         up,
         _record("prefixwatch_scrape_age_seconds", age),
         _missing(systems, fleet),
+        _started(systems, fleet),
+        _discovered(systems, fleet),
     ]
 
 
@@ -185,15 +187,12 @@ def _pattern(raw: str) -> str:
     return "(?i)" + ".*".join(re.escape(part).replace("\\", "\\\\") for part in raw.split("*"))
 
 
-def _target_up(systems: Iterable[System], fleet: Sequence[str]) -> RecordingRule:
-    """`up` of every instance that was an engine within the last hours, with its model and system."""
+def _known(systems: Iterable[System]) -> list[tuple[System, str]]:
+    """The instances that were an engine of each system within the last hours, by job, instance and model."""
     ways = []
-    on = "job, instance"
     for system in systems:
         signal = system.signals.get("running_requests")
-        if signal is None:
-            continue
-        for source in signal.sources:
+        for source in signal.sources if signal is not None else ():
             for family in source.families:
                 only = ", ".join(f'{name}="{value}"' for name, value in family.only.items())
                 seen = (
@@ -201,11 +200,32 @@ def _target_up(systems: Iterable[System], fleet: Sequence[str]) -> RecordingRule
                     if only
                     else f"last_over_time({family.name}[{SEEN}])"
                 )
-                model = signal.labels.get("model")
+                model = signal.labels.get("model") if signal is not None else None
                 named = seen if model is None else _with_label(seen, "model", model)
-                known = f"group by ({on}, model) ({named})"
-                up = f"up * on ({on}) group_left (model) {known}"
-                up = f'label_replace({up}, "system", "{system.system}", "", "")'
-                ways.append(f'label_replace({up}, "target", "$1", "instance", "(.+)")')
+                ways.append((system, f"group by (job, instance, model) ({named})"))
+    return ways
+
+
+def _target_up(systems: Iterable[System], fleet: Sequence[str]) -> RecordingRule:
+    """`up` of every engine, with its model and system."""
+    ways = []
+    for system, known in _known(systems):
+        up = f"up * on (job, instance) group_left (model) {known}"
+        up = f'label_replace({up}, "system", "{system.system}", "", "")'
+        ways.append(f'label_replace({up}, "target", "$1", "instance", "(.+)")')
     by = ", ".join((*fleet, "model", "target", "system"))
     return _record("prefixwatch_target_up", f"max by ({by}) (\n  " + "\n  or ".join(dict.fromkeys(ways)) + "\n)")
+
+
+def _started(systems: Iterable[System], fleet: Sequence[str]) -> RecordingRule:
+    """The last start of an engine of each model, by what its process says."""
+    join = "process_start_time_seconds * on (job, instance) group_left (model)"
+    ways = "\n  or ".join(dict.fromkeys(f"{join} {known}" for _, known in _known(systems)))
+    return _record("prefixwatch_engine_started_seconds", f"max by ({', '.join((*fleet, 'model'))}) (\n  {ways}\n)")
+
+
+def _discovered(systems: Iterable[System], fleet: Sequence[str]) -> RecordingRule:
+    """Targets of each scrape job that has engines: Prometheus discovers them, so its jobs are the discoveries."""
+    known = "\n  or ".join(dict.fromkeys(known for _, known in _known(systems)))
+    jobs = f'label_replace(up and on (job) (\n  {known}\n), "discovery", "$1", "job", "(.+)")'
+    return _record("prefixwatch_discovered_targets", f"count by ({', '.join((*fleet, 'discovery'))}) ({jobs})")

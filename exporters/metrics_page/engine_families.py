@@ -18,6 +18,7 @@ from prefixwatch.exporters.fleet.derivation import (
     summed,
     summed_by_peers,
 )
+from prefixwatch.exporters.metrics_page.families import IDENTITY
 from prefixwatch.exporters.metrics_page.rows import histograms, rows
 from prefixwatch.exporters.scraping.book import LabelSet
 from prefixwatch.exporters.scraping.signals import SignalStore
@@ -86,6 +87,18 @@ def engine_families(targets: Sequence[Target]) -> list[Metric]:
         _moe_alignment(fresh),
         *_gpus([(name, store) for name, store in fresh if store.system.role == "gpu"]),
     ]
+
+
+def engine_starts(targets: Iterable[Target]) -> Metric:
+    """When the last engine of each identity started, of those that are up and whose page has its process' start."""
+    latest: dict[tuple[str, ...], float] = {}
+    for target in targets:
+        started = target.store.started_unix_seconds if target.up and target.store else None
+        if started and target.system is not None and target.system.role == "engine":
+            identity = target.identity
+            labels = tuple(identity.get(name, "") for name in IDENTITY)
+            latest[labels] = max(started, latest.get(labels, started))
+    return rows("engine_started_seconds", latest.items())
 
 
 def engine_sums(ever: Sequence[HasStore]) -> list[Metric]:

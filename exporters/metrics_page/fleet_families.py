@@ -26,7 +26,7 @@ from prefixwatch.exporters.fleet.derivation import (
     stores,
 )
 from prefixwatch.exporters.fleet.retired_targets import Retired
-from prefixwatch.exporters.metrics_page.engine_families import engine_families, engine_sums
+from prefixwatch.exporters.metrics_page.engine_families import engine_families, engine_starts, engine_sums
 from prefixwatch.exporters.metrics_page.families import IDENTITY, SERVED
 from prefixwatch.exporters.metrics_page.rows import has_samples, histograms, rows
 from prefixwatch.exporters.metrics_page.text import PageText
@@ -122,7 +122,7 @@ def _scraped(targets: Sequence[Target], gone: Sequence[HasStore], now_seconds: f
             (target.name, counts) for target in targets if target.kv_events and (counts := target.kv_events.counts())
         )
     )
-    yield engine_sums(ever)
+    yield [*engine_sums(ever), engine_starts(targets)]
     checks = 0
     for first in range(0, len(targets), _TARGETS_AT_A_TIME):
         few = targets[first : first + _TARGETS_AT_A_TIME]

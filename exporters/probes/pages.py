@@ -71,7 +71,7 @@ def probe_families(targets: Iterable[TargetState], baselines: PrefillBaselines) 
     ttft, requests = histograms("probe_ttft_seconds"), rows("probe_requests")
     cached, prompt = rows("probe_cached_tokens"), rows("probe_prompt_tokens")
     canaries, findings = rows("probe_canaries"), rows("probe_finding")
-    tokens = rows("probe_tokens")
+    sent = rows("probe_tokens")
     by_length = rows("cold_prefill_baseline_seconds")
     for state in targets:
         name, pair = state.config.name, state.last
@@ -80,7 +80,7 @@ def probe_families(targets: Iterable[TargetState], baselines: PrefillBaselines) 
         for outcome, count in state.outcomes.items():
             requests.add_metric([name, outcome], count)
         for (model, kind), count in state.tokens.items():
-            tokens.add_metric([name, model, kind], count)
+            sent.add_metric([name, model, kind], count)
         for result, count in state.canaries.items():
             canaries.add_metric([name, result], count)
         if pair is not None:
@@ -93,7 +93,7 @@ def probe_families(targets: Iterable[TargetState], baselines: PrefillBaselines) 
             findings.add_metric([name, finding], float(found))
     for (model, length), estimate in baselines.estimates().items():
         by_length.add_metric([model, length], estimate.seconds)
-    return [ttft, requests, tokens, cached, prompt, canaries, findings, by_length]
+    return [ttft, requests, sent, cached, prompt, canaries, findings, by_length]
 
 
 def probe_document(

@@ -86,18 +86,77 @@ EXPECTED: dict[tuple[str, str], list[tuple[str, float]]] = {
 @pytest.mark.prometheus
 @pytest.mark.parametrize("promtool", PROMTOOLS.values(), ids=PROMTOOLS)
 def test_engines_alone_give_hit_rate_usage_load_objectives_and_alerts(promtool: str, tmp_path: Path) -> None:
+    check(promtool, tmp_path, engines(), EXPECTED)
+
+
+def figures_of(instance: str, **a_minute: float) -> dict[str, str]:
+    """A vLLM page whose counters grow so much a minute."""
+    own = f'model_name="llama", engine="0", instance="{instance}", job="vllm"'
+    gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    series = {f'up{{job="vllm", instance="{instance}"}}': "1x60"}
+    series |= {f"vllm:{name}{{{own}}}": "0.5x60" for name in gauges}
+    return series | {f"vllm:{name}{{{own}}}": f"0+{step}x60" for name, step in a_minute.items()}
+
+
+HONEST = {
+    "prefix_cache_queries_total": 1000, "prefix_cache_hits_total": 900, "request_success_total": 10,
+    "generation_tokens_total": 1000, "time_to_first_token_seconds_count": 10, "time_to_first_token_seconds_sum": 5,
+    "e2e_request_latency_seconds_count": 10, "e2e_request_latency_seconds_sum": 30,
+    "request_queue_time_seconds_count": 10, "request_queue_time_seconds_sum": 1,
+}  # fmt: skip
+LIES: dict[str, dict[str, float]] = {
+    "impossible_ratio": {"prefix_cache_hits_total": 1100},
+    "missing_observations": {"time_to_first_token_seconds_count": 9, "time_to_first_token_seconds_sum": 4.5},
+    "ttft_is_whole_answer": {"time_to_first_token_seconds_sum": 30},
+    "ttft_without_queue": {"request_queue_time_seconds_sum": 6},
+    "implausible_latency": {"time_to_first_token_seconds_sum": 0.0005, "request_queue_time_seconds_sum": 0.0001},
+}
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("promtool", PROMTOOLS.values(), ids=PROMTOOLS)
+def test_engines_alone_raise_the_flags_that_their_sums_show(promtool: str, tmp_path: Path) -> None:
+    """Each flag at the engine whose figures lie so, and none at an honest one; one that lost a metric misses it."""
+    series = figures_of("honest", **HONEST)
+    for flag, lie in LIES.items():
+        series |= figures_of(flag, **(HONEST | lie))
+    lost = figures_of("lost", **HONEST)
+    series |= {name: values for name, values in lost.items() if "kv_cache_usage" not in name}
+    series |= {f'process_start_time_seconds{{job="vllm", instance="{name}"}}': f"{at}x60"
+               for name, at in (("honest", 1000), ("lost", 1200))}  # fmt: skip
+    series |= {
+        'process_start_time_seconds{job="node", instance="n1"}': "5000x60",
+        'up{job="node", instance="n1"}': "1x60",
+    }
+    raised = sorted([*((flag, flag) for flag in LIES), ("missing_family", "lost")])
+    check(promtool, tmp_path, series, {
+        ("sum by (flag, target) (prefixwatch_data_quality)", "30m"): [
+            (f'{{flag="{flag}", target="{target}"}}', 1) for flag, target in raised
+        ],
+        ("prefixwatch_data_quality_checks", "30m"): [("prefixwatch_data_quality_checks{}", 6 * (len(LIES) + 2))],
+        ("prefixwatch_discovered_targets", "30m"): [
+            ('prefixwatch_discovered_targets{discovery="vllm"}', len(LIES) + 2)
+        ],
+        ("prefixwatch_engine_started_seconds", "30m"): [('prefixwatch_engine_started_seconds{model="llama"}', 1200)],
+    })  # fmt: skip
+
+
+def check(
+    promtool: str, folder: Path, series: dict[str, str], expected: dict[tuple[str, str], list[tuple[str, float]]]
+) -> None:
+    """The rules from engines give these samples of these series, by expression and time."""
     for file in FILES:
-        (tmp_path / f"{file.name}.yaml").write_text(text(file))
+        (folder / f"{file.name}.yaml").write_text(text(file))
     case: dict[str, Any] = {
         "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in engines().items()],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [
             {
                 "expr": expr,
                 "eval_time": at,
                 "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
             }
-            for (expr, at), samples in EXPECTED.items()
+            for (expr, at), samples in expected.items()
         ],
     }
     document = {
@@ -106,10 +165,10 @@ def test_engines_alone_give_hit_rate_usage_load_objectives_and_alerts(promtool: 
         "group_eval_order": [group.name for file in FILES for group in file.groups],
         "tests": [case],
     }
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    (folder / "tests.yaml").write_text(yaml.safe_dump(document))
 
     done = subprocess.run(
-        [promtool, "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [promtool, "test", "rules", "tests.yaml"], cwd=folder, capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

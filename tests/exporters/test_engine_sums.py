@@ -114,3 +114,17 @@ def test_an_engine_that_is_down_or_gone_keeps_what_it_counted() -> None:
     gone.end()
     found = samples(render([down], gone=retired.holders())[0])
     assert of(found, "engine_ttft_seconds_count", model="m", cluster="eu") == 8
+
+
+def test_the_last_start_of_an_engine_is_that_of_the_youngest_that_is_up() -> None:
+    """Its cache was empty then; an engine that is down has none, and a router's start says nothing about caches."""
+    started = "process_start_time_seconds %d\n"
+    old, young = (engine(name, vllm("8b", [1, 2, 3, 4]) + started % at) for name, at in (("a", 1000), ("b", 2000)))
+    down = engine("c", vllm("8b", [1, 2, 3, 4]) + started % 3000)
+    down.ingest(Scrape(0.01, None, "refused", "nobody listens"), 5.0)
+    router = engine("r", "prefixwatch_router_requests_total 1\n" + started % 4000)
+    unsaid = engine("d", vllm("70b", [1, 2, 3, 4]))
+    found = samples(render([old, young, down, router, unsaid])[0])
+    assert {key: value for key, value in found.items() if key[0] == "engine_started_seconds"} == {
+        ("engine_started_seconds", frozenset({("model", "8b")})): 2000
+    }

@@ -12,9 +12,10 @@ from prefixwatch.exporters.catalogue.model import shipped_catalogue
 from prefixwatch.exporters.config import ExporterConfig, TargetConfig
 from prefixwatch.exporters.exporter import Exporter
 from prefixwatch.exporters.requests import router_records
-from prefixwatch.exporters.scraping import target
+from prefixwatch.exporters.scraping import target as scraped
 from prefixwatch.exporters.scraping.exposition import metric_names
 from prefixwatch.exporters.scraping.scrape import Scrape
+from prefixwatch.exporters.scraping.target import Target
 
 CONFIG = 'vllm:cache_config_info{block_size="%d",num_gpu_blocks="100"} 1\n'
 ENGINE = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"
@@ -23,24 +24,28 @@ ROUTER = "prefixwatch_router_requests_total 1\n" + "".join(
 )
 
 
+class Unserved(Exporter):
+    """Its targets' pages are those below; those that are down refuse."""
+
+    down: frozenset[str] = frozenset()
+
+    async def fetch(self, target: Target) -> Scrape:
+        if target.name in self.down:
+            return Scrape(0.01, None, "refused", "nobody listens")
+        number = target.name.rpartition("-")[2]
+        text = ROUTER if target.name == "router" else ENGINE + CONFIG % (16 if number == "0" else 32)
+        return Scrape(0.01, text.encode())
+
+
 class Fleet:
-    """An exporter of a router and six engines, whose pages are given."""
+    """An exporter of a router and six engines."""
 
     def __init__(self) -> None:
         engines = [
             TargetConfig(name=f"engine-{number}", url=f"http://10.0.0.{number}:8000/metrics") for number in range(6)
         ]
         router = TargetConfig(name="router", url="http://router:9000/metrics")
-        self.exporter = Exporter(ExporterConfig(targets=(router, *engines)))
-        self.exporter.fetch = self._page  # type: ignore[method-assign]  # no server: its pages are below
-        self.down: set[str] = set()
-
-    async def _page(self, which: target.Target) -> Scrape:
-        if which.name in self.down:
-            return Scrape(0.01, None, "refused", "nobody listens")
-        number = which.name.rpartition("-")[2]
-        text = ROUTER if which.name == "router" else ENGINE + CONFIG % (16 if number == "0" else 32)
-        return Scrape(0.01, text.encode())
+        self.exporter = Unserved(ExporterConfig(targets=(router, *engines)))
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ async def test_engines_that_come_and_go_don_t_make_routers_pages_be_read_again(
     fleet = Fleet()
     read = calls(router_records, "_workers_of")
     await fleet.exporter.scrape_all()
-    fleet.down = {f"engine-{number}" for number in range(6)}
+    fleet.exporter.down = frozenset(f"engine-{number}" for number in range(6))
     await fleet.exporter.scrape_all()
     assert len(read) <= 2, "once a page of the router"
 
@@ -88,7 +93,7 @@ async def test_a_page_s_names_are_taken_from_it_once_while_its_size_stays(
     calls: Callable[[Any, str], list[Any]],
 ) -> None:
     fleet = Fleet()
-    taken = calls(target, "metric_names")
+    taken = calls(scraped, "metric_names")
     await fleet.exporter.scrape_all()
     await fleet.exporter.scrape_all()
     assert len(taken) == len(fleet.exporter.targets)
@@ -97,7 +102,7 @@ async def test_a_page_s_names_are_taken_from_it_once_while_its_size_stays(
 async def test_a_probe_and_a_span_look_at_their_own_worker(calls: Callable[[Any, str], list[Any]]) -> None:
     fleet = Fleet()
     await fleet.exporter.scrape_all()
-    derived = calls(target, "derive_target")
+    derived = calls(scraped, "derive_target")
     assert fleet.exporter.fleet.waiting_at("engine-0") == 2
     assert fleet.exporter.fleet.block_size_of("engine-0") == 16
     assert fleet.exporter.fleet.block_size_of("10.0.0.0:8000") == 16, "by its address, too"

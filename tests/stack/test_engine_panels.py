@@ -51,5 +51,4 @@ async def test_the_panels_without_data_are_those_that_the_docs_list(reader: Read
     expected = [titles for need, titles in needs.items() if reader == "prometheus" or not need.startswith(ALONE)]
     assert lacking == set().union(*expected) - unsure
     assert (len(drawn), len(panels(found))) == stated(source)
-    if reader == "exporter":
-        assert len(drawn) / len(panels(found)) >= LEAST
+    assert len(drawn) / len(panels(found)) >= LEAST
