@@ -133,7 +133,8 @@ class RequestLedger:
         known. Raises ValueError for a source that isn't in `SOURCES`."""
         account = self._account(source)
         self._read[source] += 1
-        self.live_trace.add(record)
+        if source == ROUTER or (source == SPANS and record.trace_id not in self._traces):
+            self.live_trace.add(record)  # traffic, each request once: no probes, no span of what a router reported
         if source == ROUTER and record.trace_id:
             self._traces[record.trace_id] = None
             if len(self._traces) > _TRACES:

@@ -344,3 +344,14 @@ def test_nothing_is_lost_between_outcomes_tenants_and_goodput(records: list[Requ
         assert good <= by_outcome[(*name, "completed")]
     hits, prompts = shown.get("tenant_hit_tokens_total", {}), shown.get("tenant_prompt_tokens_total", {})
     assert all(hits[tenant] <= prompts[tenant] for tenant in hits)
+
+
+def test_the_live_trace_has_each_request_once_and_no_probe() -> None:
+    """A plan counted the exporter's own probes as traffic, and found some where nobody had sent any."""
+    probed = ledger_of([done()] * 3, PROBES)
+    assert probed.live_trace.page(0)["added"] == 0
+    both = ledger_of([done(trace_id=TRACE)])
+    both.record(done(trace_id=TRACE), SPANS)
+    both.record(done(trace_id=TRACE[::-1]), SPANS)
+    both.record(done(), SPANS)
+    assert both.live_trace.page(0)["added"] == 3
