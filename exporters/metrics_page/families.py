@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+
+from prefixwatch.exporters.metrics_page.own_families import OWN, Kind, Table
 
 NAMESPACE = "prefixwatch_"
 
@@ -27,8 +28,6 @@ SERVED = ("model", "pool", "namespace", "cluster")
 
 _IDENTIFIED = frozenset({"target_up", "data_quality", "scrapes", "scrape_failures"})
 """Families about scrapes that rules join with what was scraped: both sides must name the same cluster."""
-
-Kind = Literal["counter", "gauge", "histogram", "summary", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Family:
 
 _T, _TM = ("target",), ("target", "model")
 
-_TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
+_TABLE: Table = {
     "prefix tokens": (
         ("counter", "prefix_hit_tokens", "Prompt tokens taken from a prefix cache, by tier.",
          ("target", "model", "tier")),
@@ -344,62 +343,7 @@ _TABLE: Mapping[str, tuple[tuple[Kind, str, str, tuple[str, ...]], ...]] = {
         ("counter", "engine_finished_requests", "Requests that engines finished, by the engine's finish reason.",
          (*IDENTITY, "reason")),
     ),
-    "probes": (
-        ("histogram", "probe_ttft_seconds", "Time to first token of a probe's cold prompt and of its repeat.",
-         ("target", "temperature")),
-        ("counter", "probe_requests",
-         "Probe requests by outcome; skipped: not sent because requests were waiting or the budget was spent.",
-         ("target", "outcome")),
-        ("counter", "probe_tokens",
-         "Tokens of the completed probes, by kind: prompt, cached (as reported; of a repeat whose answer reports none, "
-         "its whole prompt). Engines count them among their lookups and hits.", ("target", "model", "kind")),
-        ("gauge", "probe_cached_tokens", "Cached tokens reported for the last probe's prompt and its repeat.",
-         ("target", "temperature")),
-        ("gauge", "probe_prompt_tokens", "Prompt tokens reported for the last probe.", _T),
-        ("counter", "probe_canaries",
-         "Prompts of one tenant repeated as another tenant, by result: miss (isolated) or hit (a leak).",
-         ("target", "result")),
-        ("gauge", "probe_finding",
-         "1 if the latest probes of the target found this, 0 if they did not: caching_off, "
-         "cached_tokens_unreported, repeat_not_faster, hits_not_faster, hits_not_counted, cold_prompt_hit, "
-         "cross_tenant_hit.", ("target", "finding")),
-    ),
-    "spans": (
-        ("counter", "otlp_exports", "Trace exports received, by HTTP status of the response.", ("code",)),
-        ("counter", "spans",
-         "Spans received, by result: used (a request), merged (into another span's request), other (not a model "
-         "call), duplicate, late, elsewhere (reported by the router's own records), refused.", ("result",)),
-        ("counter", "span_faults", "Spans refused and span values dropped, by fault.", ("fault",)),
-    ),
-    "exporter": (
-        ("gauge", "data_quality", "1 while this flag warns that the target's numbers may mislead; absent otherwise.",
-         ("target", "flag")),
-        ("gauge", "data_quality_checks", "Data-quality flags that could be evaluated, of all targets.", ()),
-        ("gauge", "missing_signal", "1 for a required signal that is missing from the target's page under all names.",
-         ("target", "signal")),
-        ("gauge", "unread_families",
-         "Families on targets' pages that look like cache, queue, latency or token signals and are not read.",
-         ("system",)),
-        ("gauge", "labels_overflowed",
-         "Label values of the target's page beyond limits.label_values, merged into the value other.",
-         ("target", "label")),
-        ("gauge", "target_up", "1 if the last scrape returned metrics of a known system.",
-         ("target", "system", "version")),
-        ("gauge", "window_seconds",
-         "Current length of the target's window; absent while rates and ratios over it are unknown.", _T),
-        ("counter", "scrapes", "Scrapes of the target, successful or not.", _T),
-        ("counter", "scrape_failures", "Failed scrapes by reason.", ("target", "reason")),
-        ("gauge", "scrape_duration_seconds", "Duration of the last scrape.", _T),
-        ("gauge", "scrape_samples", "Samples taken from the last pages of all targets.", ()),
-        ("gauge", "scrape_age_seconds", "Time since the last successful scrape.", _T),
-        ("gauge", "build_info", "Version of the exporter and of Python; always 1.", ("version", "python")),
-        ("counter", "pages", "Metrics pages written.", ()),
-        ("counter", "page_cpu_seconds", "CPU time spent on writing metrics pages.", ()),
-        ("gauge", "page_bytes", "Size of the last metrics page before compression.", ()),
-        ("gauge", "discovered_targets", "Targets found, by discovery.", ("discovery",)),
-        ("counter", "discovery_failures", "Failed refreshes, by discovery.", ("discovery",)),
-        ("gauge", "config_last_reload_successful", "1 if the last reload of the configuration was accepted.", ()),
-    ),
+    **OWN,
 }  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
