@@ -311,7 +311,7 @@ def test_the_order_of_answers_shows_longest_prefix_match_scheduling(
 ) -> None:
     """IS14, B7: no time is looked at, only who is answered first."""
     longest_prefix.isolated = isolated
-    ended, document = audit(longest_prefix.url, tmp_path, "--tests", "order", "--order-rounds", "8")
+    ended, document = audit(longest_prefix.url, tmp_path, "--tests", "order", "--order-rounds", "12")
     (finding,) = document["findings"]
     assert (ended.code, finding["state"]) == (code, state), finding["says"]
     assert finding["figures"]["own_mean_rank"] < 2
