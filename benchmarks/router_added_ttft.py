@@ -4,18 +4,25 @@ One run, rounds in shuffled order: the same client asks a stamping server (20 ms
 64 tokens) directly, through a bare aiohttp pass-through (the named baseline) and through the router under two
 policies. Aim: p50 below 1 ms at 50 requests/s.
 
-    python benchmarks/router_added_ttft.py [--rate 50] [--rounds 5] [--round-seconds 1] [--prompt-words 256]
+    python -m benchmarks.router_added_ttft [--rate 50] [--rounds 5] [--round-seconds 1] [--prompt-words 256]
+
+`--beside COMMIT` adds the router of an earlier commit, from a copy in a temporary folder, with the same policies and
+the same settings: all that came since is off by default. The last lines are then its CPU a request, as the median and
+the range of the rounds' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
+import os
 import random
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,6 +41,8 @@ _DECISION = re.compile(rb"x-prefixwatch-decision-us: ([\d.]+)")
 DIRECT, BASELINE = "direct", "aiohttp pass-through"
 LEAD_SECONDS = 0.8
 POLICIES = ("round_robin", "cache_aware")
+CHUNKS = 64
+"""Of an answer."""
 
 
 @dataclass
@@ -47,6 +56,8 @@ class Samples:
     chunks: int = 0
     """All that were relayed for `cpu_seconds`, those of the lead included."""
     cpu_seconds: float = 0.0
+    cpu_per_request: list[float] = field(default_factory=list)
+    """Seconds, one a round."""
 
 
 class Client(asyncio.Protocol):
@@ -117,10 +128,12 @@ async def one_round(url: str, rate: float, seconds: float, bodies: Iterator[byte
 
 
 @contextmanager
-def _process(*arguments: str) -> Iterator[tuple[str, psutil.Process]]:
+def _process(*arguments: str, checkout: Path = ROOT) -> Iterator[tuple[str, psutil.Process]]:
     """A server in its own process: its address, from the port at the end of its first line, and the process."""
     command = [sys.executable, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    path = os.pathsep.join(str(folder) for folder in (checkout / "src", checkout) if folder.is_dir())
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout, env=environment) as process:
         try:
             assert process.stdout is not None
             port = process.stdout.readline().strip().rpartition(":")[2]
@@ -138,7 +151,25 @@ def _bodies(words: int) -> Iterator[bytes]:
     shared = {"role": "system", "content": " ".join(random_words.choices(vocabulary, k=words * 3 // 4))}
     while True:
         own = {"role": "user", "content": " ".join(random_words.choices(vocabulary, k=words // 4))}
-        yield json.dumps({"model": "stamp", "stream": True, "max_tokens": 64, "messages": [shared, own]}).encode()
+        yield json.dumps({"model": "stamp", "stream": True, "max_tokens": CHUNKS, "messages": [shared, own]}).encode()
+
+
+def _checkout(commit: str, folder: Path) -> Path:
+    """The files of a commit, in this folder."""
+    try:
+        packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(
+            f"--beside {commit}: {error.stderr.decode().strip()}; name a commit of this repository"
+        ) from None
+    with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+def _router_module(checkout: Path) -> str:
+    """What starts the router there: its rooms were packages of their own once."""
+    return "prefixwatch.router.serving.app" if (checkout / "src/prefixwatch").is_dir() else "router.app"
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Samples]:
@@ -150,24 +181,30 @@ def measure(arguments: argparse.Namespace) -> dict[str, Samples]:
         make_tiny_model(model)
         engine, _ = stack.enter_context(_process("benchmarks/stamping_server.py", "--ttft-ms", "20", "--itl-ms", "10"))
         targets: dict[str, tuple[str, psutil.Process | None]] = {DIRECT: (engine, None)}
+        checkouts = {"router": ROOT}
+        if arguments.beside:
+            checkouts[arguments.beside] = _checkout(arguments.beside, Path(folder) / "earlier")
         targets[BASELINE] = stack.enter_context(_process("benchmarks/passthrough.py", "--target", engine))
         for policy in POLICIES:
             file = Path(folder) / f"{policy}.json"
             worker = {"name": "stamping", "url": engine}
             config = {"port": 0, "workers": [worker], "policy": {"name": policy}, "model_dir": str(model)}
             file.write_text(json.dumps(config))
-            targets[f"router {policy}"] = stack.enter_context(
-                _process("-m", "prefixwatch.router.serving.app", "--config", str(file))
-            )
+            for name, checkout in checkouts.items():
+                targets[f"{name} {policy}"] = stack.enter_context(
+                    _process("-m", _router_module(checkout), "--config", str(file), checkout=checkout)
+                )
         samples = {name: Samples() for name in targets}
         bodies, order = _bodies(arguments.prompt_words), random.Random(2)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             for _ in range(arguments.rounds):
                 for name, (url, process) in order.sample(sorted(targets.items()), len(targets)):
                     into = samples[name]
-                    cpu = sum(process.cpu_times()[:2]) if process else 0.0
+                    cpu, chunks = sum(process.cpu_times()[:2]) if process else 0.0, into.chunks
                     runner.run(one_round(url, arguments.rate, arguments.round_seconds, bodies, into))
-                    into.cpu_seconds += sum(process.cpu_times()[:2]) - cpu if process else 0.0
+                    spent = sum(process.cpu_times()[:2]) - cpu if process else 0.0
+                    into.cpu_seconds += spent
+                    into.cpu_per_request.append(spent / ((into.chunks - chunks) / CHUNKS))
         return samples
 
 
@@ -190,6 +227,17 @@ def report(samples: dict[str, Samples]) -> None:
     print(f"ratio: added p50 to that of the baseline '{BASELINE}' in this run; {len(direct.ttft_ms)} requests each")
 
 
+def report_beside(samples: dict[str, Samples], commit: str) -> None:
+    """This router's CPU a request over that of the earlier one, by policy."""
+    for policy in POLICIES:
+        now, then = samples[f"router {policy}"].cpu_per_request, samples[f"{commit} {policy}"].cpu_per_request
+        ratios = [after / before for after, before in zip(now, then, strict=True)]
+        print(
+            f"{policy}: CPU a request {np.median(now) * 1e3:.2f} ms, at {commit} {np.median(then) * 1e3:.2f} ms: "
+            f"{np.median(ratios):.2f}x, {min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} rounds"
+        )
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -197,4 +245,9 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--round-seconds", type=float, default=1.0)
     parser.add_argument("--prompt-words", type=int, default=256)
-    report(measure(parser.parse_args()))
+    parser.add_argument("--beside", metavar="COMMIT", help="an earlier commit, whose router is measured in turns")
+    arguments = parser.parse_args()
+    measured = measure(arguments)
+    report(measured)
+    if arguments.beside:
+        report_beside(measured, arguments.beside)
