@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -24,7 +24,8 @@ AT_ONCE = 4
 NOTHING_FIRES = "no alert fires in a healthy fleet"
 LOST_METRIC = "shows metrics that an engine lost: empty while none is"
 
-Status = Literal["data", "listed", "empty", "refused"]
+Status = Literal["data", "listed", "early", "empty", "refused"]
+"""`early`: no answer, and too little was measured yet to say whether there should be one."""
 
 
 class EmptyQuery(Section):
@@ -153,5 +154,4 @@ def _what_it_takes(asked: Asked) -> str:
 
 def counted(outcomes: Sequence[Outcome]) -> Mapping[Status, int]:
     """Outcomes by status."""
-    statuses: tuple[Status, ...] = ("data", "listed", "empty", "refused")
-    return {status: sum(one.status == status for one in outcomes) for status in statuses}
+    return {status: sum(one.status == status for one in outcomes) for status in get_args(Status)}

@@ -18,7 +18,7 @@ from prefixwatch.alerts.settings import SOURCES
 from prefixwatch.dashboards.build import RUNBOOKS, rendered
 from prefixwatch.dashboards.queries.check import Outcome, check, counted
 from prefixwatch.dashboards.queries.inventory import Shown
-from prefixwatch.dashboards.queries.quiet import last_traffic, with_traffic
+from prefixwatch.dashboards.queries.quiet import judged
 from prefixwatch.documents import durations
 from prefixwatch.stack.cli.command import (
     JsonFlag,
@@ -46,27 +46,18 @@ def run_build(out: Path, console: Console, *, check_only: bool, runbooks: str = 
     return 0
 
 
-_NO_TRAFFIC = (
-    "no request ended in the last day, and panels about requests are empty without one: send traffic, and check again"
-)
-
-
 def run_check(prometheus: str, shown: Shown, job: str, measured: Set[str] | None = None) -> tuple[dict[str, Any], int]:
-    """Every query's outcome; 1 if one has no data without a reason. Raises PrometheusError, DocumentError."""
+    """Every query's outcome; 1 if one has no data without a reason, 3 if too little was measured yet to say.
 
+    Raises PrometheusError, DocumentError.
+    """
     now = time.time()
 
-    async def asked() -> tuple[list[Outcome], list[str]]:
+    async def asked() -> tuple[Sequence[Outcome], list[str]]:
         async with new_session() as session:
             server = Prometheus(prometheus, session)
-            outcomes = await check(server, shown, now, measured)
-            notes = _notes(await _scrape_intervals(server, job), shown)
-            if all(one.status != "empty" for one in outcomes):
-                return outcomes, notes
-            last = await last_traffic(server, shown, now)
-            if last is None:
-                return outcomes, [*notes, _NO_TRAFFIC]
-            return outcomes if last == now else await with_traffic(server, shown, outcomes, last), notes
+            outcomes, why = await judged(server, shown, await check(server, shown, now, measured), now)
+            return outcomes, [*_notes(await _scrape_intervals(server, job), shown), *why]
 
     outcomes, notes = asyncio.run(asked())
     document = {
@@ -86,7 +77,9 @@ def run_check(prometheus: str, shown: Shown, job: str, measured: Set[str] | None
             for one in outcomes
         ],
     }
-    return document, 0 if all(one.ok for one in outcomes) else 1
+    if all(one.ok for one in outcomes):
+        return document, 0
+    return document, 3 if all(one.ok or one.status == "early" for one in outcomes) else 1
 
 
 async def _scrape_intervals(server: Prometheus, job: str) -> set[str]:
@@ -122,7 +115,7 @@ def print_check(document: Mapping[str, Any], console: Console) -> None:
     counts = document["counts"]
     console.print(
         f"{sum(counts.values())} queries: {counts['data']} with data, {counts['listed']} empty for a listed reason, "
-        f"{counts['empty']} empty, {counts['refused']} refused",
+        f"{counts['early']} without data yet, {counts['empty']} empty, {counts['refused']} refused",
         highlight=False,
     )
     for note in document["notes"]:
@@ -179,6 +172,8 @@ def dashboards_check(
     as_json: JsonFlag = False,
 ) -> None:
     """Run every query of every panel, variable and annotation; 1 if one has no data and no listed reason.
+
+    3 if one may have no data yet; the last line says what to wait for.
 
     Example: `prefixwatch dashboards check --prometheus http://localhost:9090`
     """

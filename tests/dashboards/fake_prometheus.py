@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from math import inf
 from typing import Any
@@ -23,11 +23,17 @@ def _matrix(value: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def answering(
-    value: str | None, refused: str = "", *, until: float = inf, renamed: str = ""
+    value: str | None,
+    refused: str = "",
+    *,
+    until: float = inf,
+    renamed: str = "",
+    since: Mapping[str, float] | None = None,
 ) -> AsyncIterator[tuple[str, list[str]]]:
     """A Prometheus with this one answer for every query (None: empty), its address and what it was asked.
 
-    After `until` it has no samples but counters that stand still; of the series `renamed` it never had any.
+    After `until` it has no samples but counters that stand still; of the series `renamed` it never had any. Over time,
+    what begins with a text of `since` has been 1 since then, Unix seconds.
     """
     asked: list[str] = []
 
@@ -38,6 +44,11 @@ async def answering(
     async def over_time(request: web.Request) -> web.Response:
         form = await request.post()
         query, end = str(form["query"]), float(str(form["end"]))
+        for text, first in (since or {}).items():
+            if query.startswith(text):
+                points = [[at, "1"] for at in (first, end) if at <= end]
+                data = {"resultType": "matrix", "result": [{"metric": {}, "values": points}] if points else []}
+                return web.json_response({"status": "success", "data": data})
         if query.startswith("sum(rate(prefixwatch_requests_total[") and until < end:
             points = [[until, "1"], [end, "0"]]
             data = {"resultType": "matrix", "result": [{"metric": {}, "values": points}]}

@@ -18,7 +18,7 @@ async def test_every_query_is_asked_once_with_its_variables_replaced() -> None:
     async with answering("1") as (url, asked), new_session() as session:
         outcomes = await check(Prometheus(url, session), Shown(), NOW)
 
-    assert counted(outcomes) == {"data": len(everything_asked()), "listed": 0, "empty": 0, "refused": 0}
+    assert counted(outcomes) == {"data": len(everything_asked()), "listed": 0, "early": 0, "empty": 0, "refused": 0}
     wanted = Counter(Shown().expanded(one.expr) for one in everything_asked() if one.kind != "label values")
     assert Counter(asked) == wanted
     assert not any("$" in query for query in asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -106,11 +107,61 @@ def test_a_renamed_series_had_none_then_either_and_fails() -> None:
     assert empty == reading
 
 
-def test_without_any_traffic_in_a_day_nothing_is_excused() -> None:
-    with prometheus(None) as url:
-        document, exit_code = run_check(url, Shown(), "prefixwatch")
-    assert exit_code == 1
-    assert document["notes"][-1].startswith("no request ended in the last day")
+SCRAPED, RULES, ENDED = "count(prefixwatch_target_up)", "count(ALERTS", "sum(rate(prefixwatch_requests_total["
+
+
+def _judged(began_ago: dict[str, float]) -> tuple[dict[str, Any], int]:
+    """Of a Prometheus without an answer to any panel: what it has, and for how many seconds."""
+    now = time.time()
+    with prometheus(None, since={text: now - ago for text, ago in began_ago.items()}) as url:
+        return run_check(url, Shown(), "prefixwatch")
+
+
+@pytest.mark.parametrize(
+    ("began_ago", "exit_code", "status", "note"),
+    [
+        ({}, 1, "empty", "there is no series prefixwatch_target_up in the last day: have this Prometheus scrape"),
+        ({SCRAPED: 900.0, ENDED: 900.0}, 1, "empty", "no rule was evaluated in the last day: load what `prefixwatch"),
+        ({SCRAPED: 3600.0, RULES: 3600.0}, 3, "early", "not enough data yet: no request ended in the last day: send"),
+        ({SCRAPED: 20.0}, 3, "early", "not enough data yet: no request ended in the last day: send traffic"),
+        ({SCRAPED: 200.0, RULES: 90.0, ENDED: 150.0}, 3, "early", "not enough data yet: requests end since "),
+        ({SCRAPED: 3600.0, RULES: 3600.0, ENDED: 700.0}, 1, "empty", "Prometheus scrapes"),
+    ],
+    ids=["not scraped", "no rules", "no requests", "just started", "2.5 min of requests", "requests for long"],
+)
+def test_too_little_data_is_not_the_same_as_none(
+    began_ago: dict[str, float], exit_code: int, status: str, note: str
+) -> None:
+    document, code = _judged(began_ago)
+
+    assert code == exit_code
+    assert {row["status"] for row in document["queries"]} == {"listed", status}
+    assert document["notes"][-1].startswith(note)
+
+
+def test_where_requests_are_young_it_says_when_to_check_again() -> None:
+    console = Console(record=True, width=300)
+    document, _ = _judged({SCRAPED: 200.0, RULES: 90.0, ENDED: 150.0})
+    print_check(document, console)
+
+    first, again = re.findall(r"(\d\d:\d\d:\d\d) UTC", document["notes"][-1])
+    waited = datetime.strptime(again, "%H:%M:%S") - datetime.strptime(first, "%H:%M:%S")
+    assert waited.seconds == 600
+    assert f"{document['counts']['early']} without data yet, 0 empty" in console.export_text()
+
+
+def test_what_is_refused_is_wrong_however_young_the_data() -> None:
+    with prometheus(
+        None, refused="prefixwatch_kv_usage_ratio", since=dict.fromkeys((SCRAPED, RULES, ENDED), 0.0)
+    ) as url:
+        _, old = run_check(url, Shown(), "prefixwatch")
+    now = time.time()
+    with prometheus(None, refused="prefixwatch_kv_usage_ratio", since=dict.fromkeys((SCRAPED, ENDED), now - 60)) as url:
+        document, young = run_check(url, Shown(), "prefixwatch")
+
+    assert (old, young) == (1, 1)
+    assert document["counts"]["refused"] > 0
+    assert document["counts"]["early"] > 0
 
 
 QUIET = Console(quiet=True)
