@@ -23,7 +23,7 @@ from prefixwatch.documents.hints import did_you_mean
 Model = TypeVar("Model", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
 
-_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])[^&\s']+")
+_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&])[^&=\s']+=[^&\s']*")
 """A user name and password, or a query's parameter: messages end up in logs."""
 _MOST_MESSAGES = 20
 _LONGEST_VALUE = 80
@@ -114,9 +114,12 @@ def _not_yaml(name: str, error: yaml.YAMLError) -> DocumentError:
 
 
 def load_kinds(path: Path | str, models: Mapping[str, type[BaseModel]]) -> list[Document[Any]]:
-    """All documents of a YAML file, each as the model that its key `kind` names."""
-    text = _read(path)
-    return [_validate(node, _chosen(node, models, str(path)), str(path)) for node in _nodes(text, str(path))]
+    """All documents of a YAML file, each as the model that its key `kind` names. A list stands for its items, as in
+    OpenSLO's own examples."""
+    name = str(path)
+    roots = _nodes(_read(path), name)
+    nodes = [item for root in roots for item in (root.value if isinstance(root, yaml.SequenceNode) else [root])]
+    return [_validate(node, _chosen(node, models, name), name) for node in nodes]
 
 
 def _chosen(node: yaml.Node, models: Mapping[str, type[BaseModel]], name: str) -> type[BaseModel]:

@@ -119,7 +119,7 @@ class _SloReader:
         name = self._objective_name(position)
         if request_rule is None:
             indicator, words = IndicatorReader(self._source, self._library, known).read(position)
-            rule, switch = f"{spec.ratio * 100:g} % of {words}", "see the runbook"
+            rule, switch = f"{spec.ratio * 100:g} % of {self._of_slices(spec)}{words}", "see the runbook"
         else:
             total = Selector(REQUEST_COUNTER, (("slo", "=", name),))
             indicator = RatioIndicator(
@@ -288,6 +288,12 @@ class _SloReader:
             text = f"a slice of {spec.timeSliceWindow} is over a tenth of the window: shorten it"
             raise self._source.error((*key, "timeSliceWindow"), text)
         return Slices(length, spec.timeSliceTarget or 0.0)
+
+    def _of_slices(self, spec: ObjectiveSpec) -> str:
+        """How a rule in words begins where time slices are counted."""
+        if self._spec.budgetingMethod != "Timeslices" or spec.timeSliceTarget is None:
+            return ""
+        return f"time slices of {spec.timeSliceWindow}, each good from {spec.timeSliceTarget * 100:g} % of "
 
     def _calendar(self, window: Window) -> CalendarPeriod | None:
         if window.calendar is None:

@@ -77,7 +77,7 @@ class IndicatorReader:
         if histogram is not None:
             self._check_bound(histogram, value, position)
             return HistogramIndicator(histogram, value, above=op in ("gte", "gt")), f"{histogram} {words}"
-        return ValueIndicator(query, OPERATORS[op], value), f"time slices with {query} {words}"
+        return ValueIndicator(query, OPERATORS[op], value), f"the time with {query} {words}"
 
     def _histogram(self, document: Document[Any], key: KeyPath, query: str, *, required: bool) -> Selector | None:
         """The histogram that a query names; None where it names a value that time slices compare."""

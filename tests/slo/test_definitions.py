@@ -121,9 +121,18 @@ spec:
 """As OpenSLO's own examples are written: no counter, no isRolling, an unquoted time, bare minutes, an empty list."""
 
 
+def test_a_list_of_documents_is_read_as_its_items(tmp_path: Path) -> None:
+    listed = "- " + OFFICIAL.rstrip().replace("\n", "\n  ")
+
+    assert one(tmp_path, f"{listed}\n").name == "service-availability"
+    with pytest.raises(DocumentError, match=r":4: metadata\.name: .*got 'my service'"):
+        one(tmp_path, listed.replace("service-availability", "my service"))
+
+
 def test_openslos_own_examples_are_read(tmp_path: Path) -> None:
     slo = one(tmp_path, OFFICIAL)
 
+    assert slo.rule.startswith("99.95 % of time slices of 1m, each good from 95 % of http_requests_total")
     assert isinstance(slo.indicator, RatioIndicator)
     assert str(slo.indicator.good) == 'http_requests_total{code!~"5.."}'
     assert slo.slices is not None
