@@ -8,9 +8,9 @@ from pathlib import Path
 
 from prefixwatch.alerts.burn_rate import burn_rates
 from prefixwatch.alerts.catalogue.model import Alert, Catalogue
-from prefixwatch.alerts.engine_figures import figure_records
-from prefixwatch.alerts.engine_flags import flag_records
-from prefixwatch.alerts.engines import OBJECTIVES, engine_records, worker_records
+from prefixwatch.alerts.engines.figures import figure_records
+from prefixwatch.alerts.engines.flags import flag_records
+from prefixwatch.alerts.engines.records import OBJECTIVES, engine_records, worker_records
 from prefixwatch.alerts.replicas import deduplicated
 from prefixwatch.alerts.rule import AlertingRule, RecordingRule, Rule, RuleFile, RuleGroup, text
 from prefixwatch.alerts.settings import RuleSettings

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from aiohttp import web
 
+from prefixwatch.documents.addresses import host_port
 from prefixwatch.documents.errors import InputError
 from prefixwatch.exporters.config import ExporterConfig, split_listen
 from prefixwatch.exporters.errors import ExporterError
@@ -118,8 +119,7 @@ async def _listen(runner: web.AppRunner, listen: str, security: WebSecurity | No
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise ExporterError(f"can't listen on {listen}: {why}; choose another --listen HOST:PORT") from error
-    bound_host, bound_port = runner.addresses[0][:2]
-    return f"{'https' if tls else 'http'}://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
+    return f"{'https' if tls else 'http'}://{host_port(*runner.addresses[0][:2])}"
 
 
 async def serve(

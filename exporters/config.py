@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
+from prefixwatch.documents.addresses import host_and_port
 from prefixwatch.documents.durations import Duration
 from prefixwatch.documents.units import KvBytesPerTokenOrNone
 from prefixwatch.exporters.caches.prefix_names import NamedPrefix
@@ -203,10 +204,11 @@ def split_shard(shard: str | None) -> tuple[int, int]:
 
 def split_listen(listen: str) -> tuple[str, int]:
     """Host and port of HOST:PORT (an IPv6 host in brackets). Raises ValueError."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"'{listen}' is not HOST:PORT, such as {DEFAULT_LISTEN}")
-    return host.strip("[]") or "0.0.0.0", int(port)
+    try:
+        host, port = host_and_port(listen)
+    except ValueError as error:
+        raise ValueError(f"{error}, such as {DEFAULT_LISTEN}") from None
+    return host or "0.0.0.0", port
 
 
 def config_from_flags(targets: Sequence[str], kv_events: Sequence[str] = (), **settings: Any) -> ExporterConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from prefixwatch.engines.vllm import install as vllm_cpu
 from prefixwatch.kvcache.index import block_table
 from tests.dashboards import render
+from tests.needs import need
 from tests.peers.peer_venv import COMPLETE
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, missing in _MISSING.items():
         reason = missing() if item.get_closest_marker(marker) else None
-        if reason and os.environ.get(_MUST_NOT_SKIP.get(marker, "CI")):
-            pytest.fail(reason)
-        elif reason:
-            pytest.skip(reason)
+        need(reason is None, reason or "", _MUST_NOT_SKIP.get(marker, "CI"))

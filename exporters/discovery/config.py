@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from prefixwatch.documents.addresses import host_and_port
 from prefixwatch.documents.durations import Duration
 from prefixwatch.exporters.discovery.relabel import RelabelRule
 from prefixwatch.exporters.http.client_config import ClientConfig, Strict, http_address
@@ -53,14 +54,12 @@ class HttpSdConfig(ClientConfig):
 
 def split_nameserver(server: str) -> tuple[str, int]:
     """Address and port of a DNS server, `1.2.3.4`, `1.2.3.4:53`, `::1` or `[::1]:53`. Raises ValueError."""
-    host, _, port = server.rpartition(":") if server.count(":") == 1 or server.startswith("[") else (server, "", "53")
     try:
-        address = ip_address(host.strip("[]") if port else "")
-        if not 0 < int(port) < 65_536:
-            raise ValueError
+        host, port = host_and_port(server, 53)
+        address = ip_address(host if port else "")
     except ValueError as error:
         raise ValueError(f"'{server}' is not the IP address of a DNS server such as 10.0.0.2:53 or [::1]:53") from error
-    return str(address), int(port)
+    return str(address), port
 
 
 class DnsSdConfig(Strict):

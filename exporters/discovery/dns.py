@@ -10,6 +10,7 @@ import dns.nameserver
 import dns.resolver
 from dns.rdatatype import RdataType
 
+from prefixwatch.documents.addresses import host_port
 from prefixwatch.exporters.discovery.config import DnsSdConfig, split_nameserver
 from prefixwatch.exporters.discovery.provider import DiscoveryError, Found
 from prefixwatch.exporters.discovery.relabel import Labels
@@ -77,7 +78,4 @@ class DnsDiscovery:
             host, port = str(getattr(record, "target")), int(getattr(record, "port"))  # noqa: B009
             labels |= {"__meta_dns_srv_record_target": host, "__meta_dns_srv_record_port": str(port)}
             return labels | {"__address__": f"{host.rstrip('.')}:{port}"}
-        address = str(record)
-        return labels | {
-            "__address__": f"[{address}]:{self._config.port}" if ":" in address else f"{address}:{self._config.port}"
-        }
+        return labels | {"__address__": host_port(str(record), str(self._config.port))}

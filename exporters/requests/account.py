@@ -17,10 +17,9 @@ from prefixwatch.exporters.requests.cold_prefill import Baseline, ColdPrefill
 from prefixwatch.exporters.requests.config import Pricing, RequestSettings
 from prefixwatch.exporters.requests.counts import FirstToken, FirstTokens, RequestCounts
 from prefixwatch.exporters.requests.goodput import Goodput
-from prefixwatch.exporters.requests.locality import RequestLocality
 from prefixwatch.exporters.requests.pool_changes import PoolChanges
 from prefixwatch.exporters.requests.request import Identity, PlaceOf, Request
-from prefixwatch.exporters.requests.routing import Routing
+from prefixwatch.exporters.requests.routing import RequestLocality, Routing
 from prefixwatch.exporters.requests.sessions import Sessions
 from prefixwatch.exporters.requests.tally import Distributions, HistogramSeries, Series, Share, Tally
 from prefixwatch.exporters.scaling.miss_cost import MissCost

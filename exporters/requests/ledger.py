@@ -190,7 +190,7 @@ class RequestLedger:
         return trusted.window(now_seconds) if trusted else {}
 
     def locality(self, now_seconds: float) -> Mapping[str, float]:
-        """`exporters.requests.locality`, by dimension, of the most trusted source of traffic."""
+        """`exporters.requests.routing`, by dimension, of the most trusted source of traffic."""
         trusted = self._trusted()
         return trusted.locality.ratios(now_seconds) if trusted else {}
 

@@ -18,6 +18,7 @@ import gevent
 from gevent import socket, ssl
 from gevent.hub import Waiter
 
+from prefixwatch.documents.addresses import host_port
 from prefixwatch.documents.errors import InputError
 from prefixwatch.loadgen.client.answer_reader import AnswerReader, Exchange
 from prefixwatch.loadgen.client.http_response import HttpError
@@ -64,8 +65,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 class _Abandoned(Exception):

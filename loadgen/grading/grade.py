@@ -23,10 +23,10 @@ from prefixwatch.loadgen.grading.model import (
     PredictionGrade,
     RequestCounts,
 )
-from prefixwatch.loadgen.grading.reuse_limits import unexplained_reuse
 from prefixwatch.loadgen.request_log.columns import Columns
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 from prefixwatch.loadgen.reuse.grade import grade_reuse
+from prefixwatch.loadgen.reuse.limits import unexplained_reuse
 from prefixwatch.loadgen.scenario.reuse_section import ReuseObjective
 from prefixwatch.slo.objective import Objective
 from prefixwatch.slo.wilson import wilson

@@ -11,9 +11,9 @@ from math import inf
 
 import numpy as np
 
-from prefixwatch.loadgen.grading.reuse_limits import unexplained_reuse
 from prefixwatch.loadgen.grading.statistics import MIN_BLOCK_REQUESTS, MIN_BLOCKS
 from prefixwatch.loadgen.request_log.columns import Columns
+from prefixwatch.loadgen.reuse.limits import unexplained_reuse
 from prefixwatch.slo.objective import Objective, RequestField
 
 MAX_LAG_SHARE = 0.05

@@ -17,6 +17,7 @@ from prefixwatch.documents.errors import InputError
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer
 from prefixwatch.loadgen.client.answer_reader import Exchange
 from prefixwatch.loadgen.client.http_client import HttpClient, Target
+from prefixwatch.loadgen.plan.approximate_tokenizer import ApproximateTokenizer
 from prefixwatch.loadgen.plan.planner import make_plan
 from prefixwatch.loadgen.plan.prompts import PromptWriter
 from prefixwatch.loadgen.plan.request import Plan
@@ -24,7 +25,6 @@ from prefixwatch.loadgen.request_log.records import RequestRecord, write_request
 from prefixwatch.loadgen.scenario.model import Scenario, load_scenario
 from prefixwatch.loadgen.scenario.secrets import bearer, filled_in, keys_in, with_secrets, without_keys
 from prefixwatch.loadgen.sending.answers import GeneratedAnswers
-from prefixwatch.loadgen.sending.approximate_tokenizer import ApproximateTokenizer
 from prefixwatch.loadgen.sending.calibration import Calibration, calibrate
 from prefixwatch.loadgen.sending.client_check import ClientLoad, check_client
 from prefixwatch.loadgen.sending.open_loop import OpenLoop, RequestOptions

@@ -18,6 +18,7 @@ import gevent
 from locust.env import Environment
 from locust.exception import RPCError
 
+from prefixwatch.documents.addresses import host_and_port, host_port
 from prefixwatch.documents.errors import InputError
 from prefixwatch.loadgen.sending.distributed import Master, Worker, share_of
 from prefixwatch.loadgen.sending.load_run import LoadRun
@@ -72,7 +73,7 @@ class Led:
     def _own_workers(self) -> Iterator[None]:
         """Processes of this machine, unless workers come from elsewhere."""
         count = 0 if self._config.locust_master else self._config.processes
-        command = [sys.executable, "-P", "-m", "prefixwatch.loadgen.run", "--worker", f"{self._host}:{self._port}"]
+        command = [sys.executable, "-P", "-m", "prefixwatch.loadgen.run", "--worker", host_port(self._host, self._port)]
         workers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr) for _ in range(count)]
         try:
             yield
@@ -88,8 +89,7 @@ class Led:
 
 def work_for(address: str) -> None:
     """Be a worker of the master at HOST:PORT, until it says that all is done."""
-    host, _, port = address.rpartition(":")
-    runner = Environment(user_classes=[]).create_worker_runner(host, int(port))
+    runner = Environment(user_classes=[]).create_worker_runner(*host_and_port(address))
     Worker(runner, _prepare_share, lambda record, exchange: None)
     runner.greenlet.join()
 

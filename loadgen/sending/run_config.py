@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from prefixwatch.documents.addresses import host_and_port
 from prefixwatch.documents.errors import InputError
 from prefixwatch.documents.section import Section
 
 _MASTER_PORT = 5557
 """Locust's own."""
-_LAST_PORT = 65_535
 
 
 class RunConfig(Section):
@@ -92,9 +92,10 @@ def master_address(given: str) -> tuple[str, int]:
     """Where Locust's master listens: on a free port of this machine alone, if nothing is given. Raises InputError."""
     if not given:
         return "127.0.0.1", 0
-    host, colon, port = given.rpartition(":")
-    if not colon:
-        return given, _MASTER_PORT
-    if not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+    try:
+        host, port = host_and_port(given, _MASTER_PORT)
+    except ValueError:
+        port = 0
+    if not port:
         raise InputError(f"locust_master {given}: write it as HOST or HOST:PORT")
-    return host, int(port)
+    return host, port

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from aiohttp import web
 
 from prefixwatch.documents import DocumentError, load
+from prefixwatch.documents.addresses import host_port
 from prefixwatch.kvcache.prompts.tokenizer import Tokenizer, TokenizerError
 from prefixwatch.router.config import RouterConfig
 from prefixwatch.router.errors import RouterError
@@ -118,8 +119,7 @@ def _raise_file_limit() -> None:
 
 def _address(runner: web.AppRunner, config: RouterConfig) -> str:
     port = runner.addresses[0][1] if runner.addresses else config.port
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{port}"
+    return f"http://{host_port(config.host, port)}"
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from prefixwatch.loadgen.audit.price import Prices, price
 from prefixwatch.loadgen.audit.samples import Samples
 from prefixwatch.loadgen.audit.sending import AuditRun
 from prefixwatch.loadgen.audit.statistics import LEAK_LEVEL, separation
-from prefixwatch.loadgen.report.audit_page import render_audit
 from prefixwatch.stack.audit.consent import check_allowed
 from prefixwatch.stack.audit.engines import Engines, lost_hit_tokens
+from prefixwatch.stack.audit.page import render_audit
 from prefixwatch.stack.cli.command import (
     JsonFlag,
     command,

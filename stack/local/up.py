@@ -15,9 +15,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from prefixwatch.documents.addresses import host_port
 from prefixwatch.engines.fleet import EngineHandle
 from prefixwatch.engines.process import ManagedProcess, ProcessFailed, free_ports, stop_all
 from prefixwatch.engines.tiny_model import default_model_dir
+from prefixwatch.exporters.config import split_listen
 from prefixwatch.router.config import WorkerConfig
 from prefixwatch.stack.cli.command import command, new_app, output_option, plain_console, target_option
 from prefixwatch.stack.config import ENVIRONMENT_PREFIX, PrefixwatchConfig, load_config
@@ -66,13 +68,13 @@ def run_up(
 
 def with_free_ports(config: PrefixwatchConfig) -> PrefixwatchConfig:
     """The same with a free port of the system's where 0 asks for one: the parts must know each other's."""
-    host, _, port = config.exporter.listen.rpartition(":")
+    host, port = split_listen(config.exporter.listen)
     free = iter(free_ports(2))
-    router, exporter = (given or next(free) for given in (config.router.port, int(port)))
+    router, exporter = (given or next(free) for given in (config.router.port, port))
     return config.model_copy(
         update={
             "router": config.router.model_copy(update={"port": router}),
-            "exporter": config.exporter.model_copy(update={"listen": f"{host}:{exporter}"}),
+            "exporter": config.exporter.model_copy(update={"listen": host_port(host, exporter)}),
         }
     )
 

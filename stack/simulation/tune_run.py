@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from prefixwatch.loadgen.report.tune_page import write_tune_report
 from prefixwatch.loadgen.scenario.model import load_scenario
 from prefixwatch.simulator.traffic.scenario_traffic import ScenarioTraffic
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
@@ -20,6 +19,7 @@ from prefixwatch.stack.simulation.options import SimulateOptions
 from prefixwatch.stack.simulation.pool import run_all
 from prefixwatch.stack.simulation.runs import SimulatedFleet, Watching, recorded_requests
 from prefixwatch.stack.simulation.tune import Point, Tune, point, tune_table, tuned_policies
+from prefixwatch.stack.simulation.tune_page import write_tune_report
 
 _Task = tuple[SimulateOptions, str, int]
 """The options, a policy, and which traffic: the number of the seed, or of the half of a recording."""

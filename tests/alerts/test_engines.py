@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from prefixwatch.alerts.build import build, known_metrics
-from prefixwatch.alerts.engines import engine_records, worker_records
+from prefixwatch.alerts.engines.records import engine_records, worker_records
 from prefixwatch.alerts.rule import AlertingRule, text
 from prefixwatch.alerts.settings import RuleSettings
 from tests.alerts.promtools import promtools

@@ -17,6 +17,7 @@ from prefixwatch.slo.build import load_slos
 from prefixwatch.slo.read import SHIPPED
 from prefixwatch.slo.sloth import specifications
 from tests.alerts.promtools import promtools
+from tests.needs import need
 
 pytestmark = pytest.mark.prometheus
 
@@ -191,8 +192,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
 @pytest.mark.parametrize("version", [v for v in PROMTOOLS if not v.startswith("2.42")] or ["none"])
 def test_a_fleet_half_on_native_histograms_is_counted_whole(version: str, tmp_path: Path) -> None:
     """grafana/jsonnet-libs#1121 (SL11). promtool 2.42 has no notation for native samples."""
-    if version not in PROMTOOLS:
-        pytest.skip("no promtool newer than 2.42: scripts/install-promtools fetches them on Debian")
+    need(version in PROMTOOLS, "no promtool newer than 2.42: scripts/install-promtools fetches them on Debian")
     document = MISS_COST.replace("value: 1.5", "value: 1")
     family = "prefixwatch_prefix_miss_cost_ratio"
     native = "{{schema:0 count:0 sum:0 buckets:[0 0]}}+{{schema:0 count:10 sum:10 buckets:[5 5]}}x30"

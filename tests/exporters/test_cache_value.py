@@ -20,8 +20,8 @@ from prefixwatch.exporters.caches.value import (
 from prefixwatch.exporters.caches.worker_targets import WorkerTargets
 from prefixwatch.exporters.metrics_page.fleet_families import render
 from prefixwatch.exporters.probes.prefill_baseline import Line, PrefillBaselines
-from prefixwatch.exporters.requests.locality import RequestLocality
 from prefixwatch.exporters.requests.request import Identity, Place, Request
+from prefixwatch.exporters.requests.routing import RequestLocality
 from prefixwatch.exporters.scraping.histogram import Histogram
 from prefixwatch.exporters.scraping.target import Target
 from prefixwatch.kvcache.request_record import RequestRecord

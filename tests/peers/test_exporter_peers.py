@@ -19,9 +19,10 @@ import pytest
 
 from prefixwatch.engines.process import ManagedProcess, free_ports
 from prefixwatch.engines.tiny_model import default_model_dir, words
+from tests.needs import need
 from tests.peers.dynamo_stack import BLOCK
 from tests.peers.fake_worker import MODEL, FakeWorker
-from tests.peers.peer_venv import PYTHON, need
+from tests.peers.peer_venv import PYTHON
 from tests.peers.scraped import scraped
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(240)]

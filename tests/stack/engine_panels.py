@@ -14,7 +14,7 @@ import yaml
 from aiohttp import web
 
 from prefixwatch.alerts.build import build, engine_series, rendered
-from prefixwatch.alerts.engines import OBJECTIVES
+from prefixwatch.alerts.engines.records import OBJECTIVES
 from prefixwatch.alerts.prometheus import Prometheus, new_session
 from prefixwatch.alerts.settings import RuleSettings
 from prefixwatch.dashboards.queries.check import Outcome, check

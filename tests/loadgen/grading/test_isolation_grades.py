@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from prefixwatch.loadgen.grading.grade import grade
-from prefixwatch.loadgen.grading.reuse_limits import unexplained_reuse
 from prefixwatch.loadgen.request_log.columns import Columns
 from prefixwatch.loadgen.request_log.records import RequestRecord
+from prefixwatch.loadgen.reuse.limits import unexplained_reuse
 from tests.loadgen.grading.test_grade import MakeRecord, only
 
 

@@ -19,7 +19,7 @@ from prefixwatch.exporters.scraping.quality import (
 
 
 def flag_records(fleet: Sequence[str]) -> list[RecordingRule]:
-    """`prefixwatch_data_quality` and `prefixwatch_data_quality_checks`, over the families of `alerts.engines`."""
+    """`prefixwatch_data_quality` and `prefixwatch_data_quality_checks`, over the families of `records`."""
     worker = ", ".join((*fleet, "model", "target"))
     looked_at = "\nor ".join(
         f'label_replace({expr}, "flag", "{flag}", "", "")' for flag, expr in _flags(worker).items()

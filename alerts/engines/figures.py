@@ -1,7 +1,7 @@
 """What the exporter computes from engines' metrics in its window, as recording rules over 5 minutes.
 
-Used where there is no exporter (`alerts.engines`): hit ratios and latencies of single workers, how uneven their load
-is, and goodput between two bounds. Thresholds are those of the SLO documents.
+Used where there is no exporter (`alerts.engines.records`): hit ratios and latencies of single workers, how uneven their
+load is, and goodput between two bounds. Thresholds are those of the SLO documents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LATENCIES = (("ttft", 0.95, "prefixwatch_engine_ttft_seconds"),
 
 
 def figure_records(fleet: Sequence[str], slos: Sequence[SloDefinition]) -> list[RecordingRule]:
-    """Rules over the families of `alerts.engines`, by the labels that separate fleets."""
+    """Rules over the families of `alerts.engines.records`, by the labels that separate fleets."""
     scope = ", ".join((*fleet, "model"))
     worker = f"{scope}, target"
     return [

@@ -13,7 +13,7 @@ from prefixwatch.loadgen.audit.document import sealed
 from prefixwatch.loadgen.audit.findings import judge
 from prefixwatch.loadgen.audit.price import Prices, price
 from prefixwatch.loadgen.audit.samples import Arm
-from prefixwatch.loadgen.report.audit_page import render_audit
+from prefixwatch.stack.audit.page import render_audit
 from tests.loadgen.audit.test_findings import SETTINGS, samples
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(90)]
