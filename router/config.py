@@ -167,7 +167,8 @@ class HealthConfig(Settings):
     """Probes in a row that must succeed before it gets requests again."""
     silent_seconds: float = Field(default=30.0, ge=0)
     """How long a worker stays out that let a request time out and answered no other meanwhile, whatever its `/health`
-    says. Longer: a worker that hangs costs fewer time-outs, and one that was only slow comes back later."""
+    says. Then it gets one request at a time until it answers one. Longer: a worker that hangs costs fewer time-outs,
+    and one that was only slow comes back later."""
     report_max_age_seconds: float = Field(default=10.0, gt=0)
     """An engine's report of its load counts as missing from this age on. Engines are asked every second; smg asks
     every 10 s and production-stack every 30 s, and each uses a report until the next."""

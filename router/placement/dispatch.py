@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -59,8 +59,8 @@ class Dispatcher:
     """Chooses among healthy workers that serve the model, and keeps the books.
 
     `losses` returns what an engine reported as dropped from its cache, `serving` the workers of a model (None: all).
-    With `key_view` the policy sees each request's key alone, and where requests with the same went; what is predicted
-    still comes from `view`.
+    Workers `on_trial` get one request at a time, as long as others may take the rest. With `key_view` the policy sees
+    each request's key alone, and where requests with the same went; what is predicted still comes from `view`.
     """
 
     def __init__(
@@ -75,11 +75,13 @@ class Dispatcher:
         report_max_age_seconds: float = math.inf,
         serving: Callable[[str], Container[str] | None] = lambda model: None,
         key_view: CacheView | None = None,
+        on_trial: Set[str] = frozenset(),
     ) -> None:
         self.policy = policy
         self.ledger = ledger
         self._view = view
         self._key_view = key_view
+        self._on_trial = on_trial
         self._is_up = is_up
         self._clock = clock
         self._losses = losses
@@ -100,6 +102,8 @@ class Dispatcher:
         workers = [worker for worker in self.ledger.workers if may_take(worker.name)]
         if not workers:
             raise NoWorkers
+        if self._on_trial:
+            workers = [one for one in workers if not (one.in_flight and one.name in self._on_trial)] or workers
         if self.policy.needs.engine_load:
             self._drop_stale_reports(workers)
         look = _TimedLookup(self._view, self._clock)

@@ -80,8 +80,6 @@ class WorkerState:
     heard_at: float = -math.inf
     """When it last answered a request, by the monitor's clock."""
     silent_until: float = -math.inf
-    silent: bool = False
-    """It let a request time out, and has answered none since."""
     kick: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -105,14 +103,12 @@ class HealthMonitor:
         self._on_up = on_up
         self._on_gone = on_gone
         self.states = {worker.name: WorkerState(worker) for worker in workers}
+        self.on_trial: set[str] = set()
+        """Workers that let a request time out and have answered none since, however healthy they say they are."""
 
     def is_up(self, name: str) -> bool:
         state = self.states[name]
         return state.up and not state.draining
-
-    def on_trial(self, name: str) -> bool:
-        """Whether a worker that let a request time out has still to answer one, however healthy it says it is."""
-        return self.states[name].silent
 
     def up(self) -> dict[str, bool]:
         return {name: state.up for name, state in self.states.items()}
@@ -124,7 +120,8 @@ class HealthMonitor:
     def heard(self, name: str) -> None:
         """A request's answer began."""
         state = self.states[name]
-        state.heard_at, state.silent = self.clock(), False
+        state.heard_at = self.clock()
+        self.on_trial.discard(name)
         if state.up:
             state.failures = 0
 
@@ -152,7 +149,8 @@ class HealthMonitor:
         if fault is Fault.REFUSED or not state.up or state.failures >= self._config.failures_to_leave:
             self._leave(state, reason)
         if fault is Fault.REFUSED:
-            state.draining = state.silent = False
+            state.draining = False
+            self.on_trial.discard(name)
             self._on_gone(name)
 
     def timed_out(self, name: str, sent_at: float, reason: str, *, replaceable: bool = True) -> None:
@@ -162,7 +160,8 @@ class HealthMonitor:
         """
         state = self.states[name]
         if replaceable and state.heard_at < sent_at:
-            state.silent_until, state.silent = self.clock() + self._config.silent_seconds, True
+            state.silent_until = self.clock() + self._config.silent_seconds
+            self.on_trial.add(name)
             state.faults += 1
             state.successes = 0
             self._leave(state, reason)

@@ -88,6 +88,7 @@ class Router:
             report_max_age_seconds=config.health.report_max_age_seconds,
             serving=self.models.workers,
             key_view=self._make_key_view(),
+            on_trial=self.health.on_trial,
         )
         self.identity_files = IdentityFiles(config.identity, self._namespace_key_changed)
         self.metrics.watch(

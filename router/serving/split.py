@@ -104,7 +104,7 @@ class Split:
     def _timed_out(self, worker: str, sent_at: float) -> None:
         """A prompt that was sent then wasn't computed in time. Where the worker hangs, those behind it wait in vain."""
         self._health.timed_out(worker, sent_at, f"no prefill within {self._config.timeout_seconds:g} s")
-        if self._health.on_trial(worker):
+        if worker in self._health.on_trial:
             for waiting in self._waiting.pop(worker, ()):
                 waiting.reschedule(0.0)
 
@@ -136,7 +136,7 @@ class Split:
             for worker in self._ledger.workers
             if worker.name in self._prefill_workers
             and self._health.is_up(worker.name)
-            and not (self._health.on_trial(worker.name) and worker.in_flight)
+            and not (worker.in_flight and worker.name in self._health.on_trial)
             and (serving is None or worker.name in serving)
         ]
         best = min(able, key=lambda worker: (worker.prefill_tokens, worker.in_flight, worker.name), default=None)

@@ -21,6 +21,7 @@ from typing import Any
 from prefixwatch.engines.model.accounts import BlockEvicted, BlocksStored
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.sequence import RequestError, SequenceState, SimRequest
+from prefixwatch.kvcache.transfer_link import arrival
 from prefixwatch.loadgen.request_log.records import Outcome, RequestRecord
 from prefixwatch.router.exchange.explain import scores_json
 from prefixwatch.router.policies import make_policy
@@ -128,7 +129,7 @@ class DisaggregatedSimulation:
         """`prefill_engine` describes the prefill side; None: it is like the other."""
         self._policies = policies
         self._report_interval_s = report_interval_s
-        self._link_free_s = 0.0
+        self._wire = policies.options.wire()
         self._block_size = engine.block_size
         prefill, decode = policies.prefill, policies.decode
         far, looks = prefill_engine or engine, prefill.needs.cache_view
@@ -266,9 +267,8 @@ class DisaggregatedSimulation:
         journey.prefill = None
         held_blocks = self.decode.models[journey.decode.worker].hit_depth(journey.request.blocks)
         missing = max(0, journey.request.prompt_tokens - held_blocks * self._block_size)
-        options = self._policies.options
-        self._link_free_s = max(self._link_free_s, now_s) + options.link_seconds(missing)
-        arrives_s = self._link_free_s + options.transfer_seconds(missing)
+        alone_s = self._policies.options.transfer_seconds(missing)
+        arrives_s = arrival([self._wire], missing, now_s, alone_s, book=True)
         journey.computing_s, journey.transfer_s = _computing_s(sequence, now_s), arrives_s - now_s
         heapq.heappush(self._events, (arrives_s, _TRANSFERRED, len(self._transfers)))
         self._transfers.append(journey)

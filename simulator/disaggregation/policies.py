@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prefixwatch.kvcache.transfer_link import Wire
 from prefixwatch.router.policy import Decision, Fleet, Policy, RouteRequest
 
 
@@ -49,9 +50,10 @@ class DisaggregationOptions:
         """Time to move the KV of a number of tokens; no tokens take no time."""
         return self.transfer_base_seconds + self.transfer_seconds_per_token * tokens if tokens else 0.0
 
-    def link_seconds(self, tokens: int) -> float:
-        """How long moving them keeps the shared link busy; 0 where there is none."""
-        return tokens / self.link_tokens_per_second if self.link_tokens_per_second else 0.0
+    def wire(self) -> Wire:
+        """The shared link, where one token counts as a byte; nothing queues for it where no rate is given."""
+        rate = self.link_tokens_per_second
+        return Wire(rate * 8 / 1e9 if rate else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def simulate_moves(
 class _Coming:
     """A session's blocks on their way."""
 
+    source: str
     worker: str
     ends_s: float
     """When they are there."""
@@ -122,10 +123,18 @@ class MovingFleet(ChangingFleet):
         assert soft is not None  # both were compared
         assert hard is not None
         saves_s = hard.prefill_seconds - soft.prefill_seconds
-        self._on_the_way[move.stay.key] = _Coming(move.choice.worker, ends_s, saves_s)
-        self._at_time(ends_s, lambda now_s: self._arrived(router, move, now_s))
+        self._on_the_way[move.stay.key] = _Coming(move.stay.worker, move.choice.worker, ends_s, saves_s)
+        self._at_time(ends_s, lambda now_s: self._arrived(router, move, wire, now_s))
 
-    def _arrived(self, router: SimulatedRouter, move: Move, now_s: float) -> None:
+    def _kill(self, number: int, now_s: float) -> None:
+        name = self._names[number]
+        self._wires.pop(name, None)
+        self._on_the_way = {key: coming for key, coming in self._on_the_way.items() if coming.source != name}
+        super()._kill(number, now_s)
+
+    def _arrived(self, router: SimulatedRouter, move: Move, wire: Wire, now_s: float) -> None:
+        if self._wires.get(move.stay.worker) is not wire:
+            return  # the source was killed meanwhile, and the blocks that it hadn't sent are lost
         coming = self._on_the_way.get(move.stay.key)
         if coming is not None and coming.ends_s <= now_s:
             del self._on_the_way[move.stay.key]

@@ -35,6 +35,7 @@ from prefixwatch.stack.bench.levels import LevelRun, LevelsRequest, run_levels, 
 from prefixwatch.stack.bench.load_process import send_load
 from prefixwatch.stack.bench.options import (
     BenchOptions,
+    check_cache,
     check_calibrate,
     check_outputs,
     model_dir_of,
@@ -92,11 +93,7 @@ class _Bench:
         self.options = options
         self.console = console
         self.scenario = chosen_scenario(options.scenario, options.recording, options.duration)
-        if self.scenario.cache is not None and self.scenario.cache.architecture != "sticky":
-            raise UsageError(
-                f"scenario {self.scenario.name}: cache.architecture {self.scenario.cache.architecture}: engines of a "
-                "bench keep KV as they are set up to: run it with `prefixwatch simulate`, or take cache out"
-            )
+        check_cache(options, self.scenario)
         self.levels = options.levels
         self.objectives = load_objectives(self.scenario.slo)
         self.tune = tune_of(options)

@@ -24,6 +24,7 @@ from prefixwatch.stack.cli.command import JsonFlag, load_option, output_option, 
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.local.access import check_address
 from prefixwatch.stack.local.targets import Endpoint
+from prefixwatch.stack.simulation.caches import chosen_caches
 from prefixwatch.stack.simulation.constants import CALIBRATE_HELP, policies_with_constants
 from prefixwatch.stack.simulation.tune import TUNE_HELP, Tune, parse_tune
 
@@ -109,6 +110,14 @@ class BenchOptions(LevelOptions):
             help=f"{CALIBRATE_HELP} With --target they go into config.yaml, for the policy of its router.",
         ),
     ] = False
+    cache: Annotated[
+        str,
+        target_option(
+            help="`sticky` only: engines of a bench keep KV as they are set up to; `prefixwatch simulate --cache` has "
+            "the others.",
+            show_default=False,
+        ),
+    ] = ""
     processes: Annotated[
         int,
         load_option(min=1, max=256, help="Processes that send together: rows are merged, as if one had sent."),
@@ -173,6 +182,19 @@ def specs_of(options: BenchOptions, tune: Tune | None) -> dict[str, str]:
             "constants"
         )
     return chosen_policies(options.policy)
+
+
+def check_cache(options: BenchOptions, scenario: Scenario) -> None:
+    """Raise UsageError where KV would have to move between engines: those of a bench keep it as they are set up to."""
+    remedy = (
+        "engines of a bench keep KV as they are set up to: compare architectures with `prefixwatch simulate --cache`, "
+        "or start real engines with a KV connector on one store and bench them with --target "
+        "(docs/caches-that-move.md, On real engines)"
+    )
+    if moving := [name for name, cache in chosen_caches(options.cache).items() if cache.architecture != "sticky"]:
+        raise UsageError(f"--cache {', '.join(moving)}: {remedy}")
+    if scenario.cache is not None and scenario.cache.architecture != "sticky":
+        raise UsageError(f"scenario {scenario.name}: cache.architecture {scenario.cache.architecture}: {remedy}")
 
 
 def check_outputs(options: BenchOptions) -> None:

@@ -12,7 +12,7 @@ from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import RequestRecord, table_of
 from prefixwatch.loadgen.request_log.session_moves import MoveEffect, move_effects
-from prefixwatch.loadgen.scenario.fleet_section import Event, event_plan
+from prefixwatch.loadgen.scenario.fleet_section import Event, EventPlan, PlannedEvent, event_plan
 from prefixwatch.loadgen.scenario.moves_section import Moves
 from prefixwatch.simulator.fleet_events import simulate_events
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
@@ -137,3 +137,25 @@ def test_no_turn_waits_for_blocks_that_go_to_a_worker_which_died_meanwhile() -> 
 
     lost = served(drain, {"at": turn.scheduled_s - 0.1, "kill": moved.worker.replace("worker", "engine")})[turn.index]
     assert (lost.move_trigger, lost.migrate_s) == ("death", 0.0)
+
+
+def test_blocks_that_a_killed_worker_had_not_sent_are_lost() -> None:
+    engines = [replace(ENGINE, step_time=StepTime(base_s=0.005, per_prefill_token_s=1e-3))] * 3
+    moves = MOVES.model_copy(update={"link_latency_seconds": 0.5})
+    few = [request for request in chats() if int(request.session.removeprefix("session-")) < 9]
+    turn = next(
+        record
+        for record in simulate_moves(few, event_plan([], 3), moves, policy="score", engines=engines).records
+        if record.turn == 4 and record.worker == "worker-1"
+    )
+    plan = event_plan([Event.model_validate({"at": turn.scheduled_s - 0.3, "drain": "engine-1"})], 3)
+
+    def served(plan: EventPlan) -> RequestRecord:
+        return simulate_moves(few, plan, moves, policy="score", engines=engines).records[turn.index]
+
+    moved = served(plan)
+    assert (moved.move, moved.cached_tokens) == ("soft", turn.cached_tokens)
+
+    killed = PlannedEvent(turn.scheduled_s - 0.1, "kill", 1)
+    lost = served(replace(plan, events=(*plan.events, killed)))
+    assert (lost.worker, lost.migrate_s, lost.cached_tokens) == (moved.worker, 0.0, 0)

@@ -102,6 +102,11 @@ def test_a_bench_refuses_what_only_a_simulation_has(tmp_path: Path) -> None:
     assert isinstance(answer.exception, UsageError)
     assert "cache.architecture shared: engines of a bench keep KV as they are set up to" in str(answer.exception)
 
+    answer = CliRunner().invoke(app, ["bench", "smoke", "--cache", "sticky,tiers", "--out", str(tmp_path / "out")])
+    assert isinstance(answer.exception, UsageError)
+    assert "--cache tiers: engines of a bench keep KV as they are set up to" in str(answer.exception)
+    assert "`prefixwatch simulate --cache`" in str(answer.exception)
+
 
 def test_sticky_has_the_gpus_that_the_section_says(scenario: str, tmp_path: Path) -> None:
     """Else sticky would be compared at another size than the other architectures."""
