@@ -8,6 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixwatch.kvcache.blocks import block_hashes
 from prefixwatch.router.config import HealthConfig, WorkerConfig
 from prefixwatch.router.placement.cache_view import NoView
 from prefixwatch.router.placement.dispatch import Dispatcher, Placement
@@ -47,7 +48,7 @@ class Fleet:
             self.monitor.passed(name)
 
     def place(self, number: int = 0) -> Placement:
-        return self.dispatcher.place(RouteRequest(f"r{number}", 0, NO_TOKENS, NO_TOKENS, 16))
+        return self.dispatcher.place(RouteRequest(f"r{number}", 0, NO_TOKENS, block_hashes(NO_TOKENS, 16), 16))
 
 
 def test_on_trial_a_worker_gets_one_request_until_it_answers_one() -> None:
