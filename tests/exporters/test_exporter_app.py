@@ -72,7 +72,9 @@ async def test_the_fleet_document_says_what_is_known_and_why_the_rest_is_not(exp
         document: dict[str, Any] = await response.json()
     engine, gone = document["targets"]
     assert (engine["system"], engine["version"], engine["up"]) == ("vllm", "0.32+", True)
-    assert engine["signals"]["prefix_query_tokens"]["series"] == [{"labels": {"model": "tiny"}, "value": 118473.0}]
+    assert engine["signals"]["prefix_query_tokens"]["series"] == [
+        {"labels": {"engine": "0", "model": "tiny"}, "value": 118473.0}
+    ]
     assert engine["derived"]["kv_capacity_blocks"] == 300.0
     assert "--kv-events" in engine["absent"]["evicted_blocks"]
     assert "hit_ratio" in engine["absent"]

@@ -119,6 +119,24 @@ def test_two_data_parallel_ranks_of_a_real_vllm_are_two_engines(capture: Callabl
         for engine in "01"
         for reason in ("stop", "length", "abort", "error", "repetition")
     }
+    assert made.store.totals_by("prefix_query_tokens", "engine") == {("0",): 808.0, ("1",): 808.0}
+    assert made.store.totals_by("prefix_hit_tokens", "engine") == {("0",): 576.0, ("1",): 576.0}
     assert derive_fleet([made]).loads == {"e/0": 0.0, "e/1": 0.0}
     flags = made.flags(0.0)
     assert not any(flags[flag] for flag in ("several_engines", "several_processes", "missing_family", "renamed_family"))
+
+
+def test_a_rank_that_misses_is_not_averaged_with_one_that_hits() -> None:
+    pages = [
+        "".join(
+            f'vllm:prefix_cache_queries_total{{engine="{rank}",model_name="m"}} {1000 * step}\n'
+            f'vllm:prefix_cache_hits_total{{engine="{rank}",model_name="m"}} {hits * step}\n'
+            for rank, hits in (("0", 900), ("1", 50))
+        )
+        for step in (1, 2)
+    ]
+    page = render([target("e", *pages)])[0].decode()
+    for rank, ratio in (("0", 0.9), ("1", 0.05)):
+        line = f'prefixwatch_prefix_hit_ratio{{engine="{rank}",model="m",source="cache",target="e"}} {ratio}'
+        assert line in page
+    assert 'prefixwatch_prefix_hit_tokens_total{model="m",target="e",tier="gpu"} 1900.0' in page

@@ -114,14 +114,14 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 def complete(session: aiohttp.ClientSession) -> Complete:
     """`await complete(url, prompt, **fields)`: one streamed completion of one token, or as `fields` say."""
 
-    async def send(url: str, prompt: str, **fields: Any) -> Completion:
+    async def send(url: str, prompt: str, headers: dict[str, str] | None = None, **fields: Any) -> Completion:
         options = {"include_usage": True}
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "stream": True, "stream_options": options}
         deltas: list[str] = []
         usage: dict[str, Any] = {}
         finish_reason, first_seen = None, 0.0
         sent = time.perf_counter()
-        async with session.post(f"{url}/v1/completions", json=body | fields) as response:
+        async with session.post(f"{url}/v1/completions", json=body | fields, headers=headers) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
                 if not line.startswith(b"data: {"):
