@@ -2,7 +2,7 @@
 
 Of each scenario six tests are made: fires, quiet, low traffic, absent (the exporter runs, the series don't exist), a
 counter reset, and a replica that is replaced by a new one. The restart tests take the quiet series: a restart must not
-look like trouble.
+look like trouble. Alerts whose scenarios have the same series are asked together: evaluating the rules is what costs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class Scenario(Section):
     quiet: dict[str, Value]
     low_traffic: dict[str, Value] | None = None
 
+    def traffic(self) -> str:
+        """Equal for scenarios that differ only in what must fire, and when. Those without an exporter's series while
+        its alerts are silent differ from those with."""
+        return f"{bool(self.absent)} {self.model_dump_json(exclude={'firing', 'absent', 'at'})}"
+
 
 def load_scenarios() -> dict[str, Scenario]:
     """Scenarios by alert."""
@@ -49,13 +54,24 @@ def load_scenarios() -> dict[str, Scenario]:
 def rendered(files: Sequence[RuleFile]) -> dict[str, str]:
     """File names and texts of the promtool tests of these rules."""
     head = "# Generated from alerts/scenarios.yaml by `python -m prefixwatch.alerts.scenario`; don't edit.\n"
-    return {
-        f"{name}.yaml": head + dump(test_document(name, scenario, files)) for name, scenario in load_scenarios().items()
-    }
+    asked: dict[str, dict[str, Scenario]] = {}
+    for name, scenario in load_scenarios().items():
+        asked.setdefault(scenario.traffic(), {})[name] = scenario
+    return {f"{next(iter(alike))}.yaml": head + dump(test_document(alike, files)) for alike in asked.values()}
 
 
-def test_document(name: str, scenario: Scenario, files: Sequence[RuleFile]) -> dict[str, Any]:
-    """A promtool test file for one alert, against the rule file that has it."""
+def test_document(alike: Mapping[str, Scenario], files: Sequence[RuleFile]) -> dict[str, Any]:
+    """A promtool test file for alerts over the same series, against the rule file that has them."""
+    documents = [_document_of_one(name, scenario, files) for name, scenario in alike.items()]
+    first, *others = documents
+    for other in others:
+        for case, same in zip(first["tests"], other["tests"], strict=True):
+            case["name"] = f"{case['name'].partition(':')[0]}, {same['name']}"
+            case["alert_rule_test"] += same["alert_rule_test"]
+    return first
+
+
+def _document_of_one(name: str, scenario: Scenario, files: Sequence[RuleFile]) -> dict[str, Any]:
     file, rules = _rules(name, scenario, files)
     end = scenario.minutes
     times = sorted({end // 2 + 1, end // 2 + 5, end // 2 + 15, end})

@@ -15,6 +15,12 @@ def promtools() -> dict[str, str]:
     return {version_of(path): path for path in found if path}
 
 
+def ends() -> dict[str, str]:
+    """The oldest and the newest: where both evaluate a rule alike, so do those between."""
+    found = list(promtools().items())
+    return dict([found[0], found[-1]]) if found else {}
+
+
 def version_of(promtool: str) -> str:
     """2.42.0, without the packager's suffix."""
     told = subprocess.run([promtool, "--version"], capture_output=True, text=True, check=True)

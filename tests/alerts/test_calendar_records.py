@@ -12,11 +12,11 @@ import yaml
 
 from prefixwatch.alerts.calendar_records import PERIOD_START, period_start_rules
 from prefixwatch.slo.window import CalendarPeriod, zone_offsets
-from tests.alerts.promtools import promtools
+from tests.alerts.promtools import ends
 
 pytestmark = pytest.mark.prometheus
 
-PROMTOOLS = promtools() or {"none": "promtool"}
+PROMTOOLS = ends() or {"none": "promtool"}
 BASE = 300
 
 PERIODS = [

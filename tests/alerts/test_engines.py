@@ -13,9 +13,9 @@ from prefixwatch.alerts.build import build, known_metrics
 from prefixwatch.alerts.engines.records import engine_records, worker_records
 from prefixwatch.alerts.rule import AlertingRule, text
 from prefixwatch.alerts.settings import RuleSettings
-from tests.alerts.promtools import promtools
+from tests.alerts.promtools import ends
 
-PROMTOOLS = promtools() or {"none": "promtool"}
+PROMTOOLS = ends() or {"none": "promtool"}
 FILES = build(settings=RuleSettings(source="engines"))
 
 VLLM = 'model_name="llama", engine="%s", instance="v%s", job="vllm"'

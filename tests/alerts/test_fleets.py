@@ -15,9 +15,9 @@ from prefixwatch.alerts.replicas import deduplicated
 from prefixwatch.alerts.rule import AlertingRule, RecordingRule, Rule, text
 from prefixwatch.alerts.settings import RuleSettings
 from prefixwatch.documents.errors import InputError
-from tests.alerts.promtools import promtools
+from tests.alerts.promtools import ends
 
-PROMTOOLS = promtools() or {"none": "promtool"}
+PROMTOOLS = ends() or {"none": "promtool"}
 promtool_of_each = pytest.mark.parametrize("promtool", PROMTOOLS.values(), ids=PROMTOOLS)
 
 

@@ -16,12 +16,12 @@ from prefixwatch.alerts.settings import RuleSettings
 from prefixwatch.slo.build import load_slos
 from prefixwatch.slo.read import SHIPPED
 from prefixwatch.slo.sloth import specifications
-from tests.alerts.promtools import promtools
+from tests.alerts.promtools import ends
 from tests.needs import need
 
 pytestmark = pytest.mark.prometheus
 
-PROMTOOLS = promtools() or {"none": "promtool"}
+PROMTOOLS = ends() or {"none": "promtool"}
 SESSION = (SHIPPED / "session-hit-rate.yaml").read_text(encoding="utf-8")
 MISS_COST = (SHIPPED / "miss-cost.yaml").read_text(encoding="utf-8")
 HITS, PROMPTS = "prefixwatch_session_hit_tokens_total", "prefixwatch_session_prompt_tokens_total"
