@@ -15,6 +15,8 @@ from prefixwatch.exporters.live.page import POLICY, asset_url
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_FILE_LINK = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
+"""To a file of the repository, which the exporter doesn't serve."""
 _FOLDER = resources.files("prefixwatch.runbooks")
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -59,9 +61,10 @@ async def _runbook(request: web.Request) -> web.Response:
 
 @cache
 def _rendered(name: str) -> str:
-    """The runbook's HTML, without what is only for programs. HTML within the text is shown, not used."""
+    """The runbook's HTML, without what is only for programs. HTML within the text is shown, not used; files of the
+    repository are named."""
     text = _FOLDER.joinpath(f"{name}.md").read_text(encoding="utf-8")
-    text = _COMMENT.sub("", _FRONT_MATTER.sub("", text))
+    text = _FILE_LINK.sub(r"\1 (\2)", _COMMENT.sub("", _FRONT_MATTER.sub("", text)))
     return str(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -44,6 +45,16 @@ async def test_runbooks_link_to_each_other_and_unknown_ones_are_404(url: str) ->
         for name in ("Nothing", "..%2fpyproject", "TargetDown.yaml"):
             async with http.get(f"{url}/runbooks/{name}") as answer:
                 assert answer.status == 404
+
+
+@pytest.mark.parametrize("name", runbook_pages.names())
+def test_every_link_of_a_page_leads_somewhere(name: str) -> None:
+    for link in re.findall(r'href="([^"]+)"', runbook_pages._rendered(name)):
+        assert link.startswith("https://") or link.removesuffix(".md") in runbook_pages.names(), f"{name}: {link}"
+
+
+def test_a_file_of_the_repository_is_named() -> None:
+    assert "the chain (docs/caches-that-move.md)" in runbook_pages._rendered("ServiceDegraded")
 
 
 def test_html_in_a_runbook_is_shown_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
