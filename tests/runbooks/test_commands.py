@@ -112,8 +112,8 @@ def test_a_label_that_no_series_has_is_noticed() -> None:
     assert [*unknown_labels("sum by (target, cluster) (rate(prefixwatch_preemptions_total[5m]))")] == []
 
 
-SHARES = {0.05: "one .* in twenty", 0.2: "a fifth", 0.5: "half|a factor of two", 0.9: "nine in ten"}
-FACTORS = {2: "twice", 3: "three times", 6: "three times"}  # an engine comes and goes: two changes
+SHARES: dict[float, str] = {0.05: "one .* in twenty", 0.2: "a fifth", 0.5: "half|a factor of two", 0.9: "nine in ten"}
+FACTORS: dict[float, str] = {2: "twice", 3: "three times", 6: "three times"}  # an engine comes and goes: two changes
 """Of a threshold in words."""
 
 
