@@ -7,7 +7,6 @@ several published policies need the first-token event and not only completion.
 
 from __future__ import annotations
 
-import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixwatch.kvcache.blocks import Hashes, Tokens
+from prefixwatch.router.option_ranges import check_options
 from prefixwatch.router.rates import LearnedRates
 
 ViewSource = Literal["history", "events"]
@@ -295,10 +295,7 @@ class Policy(ABC):
             self.options: Any = msgspec.convert(options, self.Options, strict=False)
         except msgspec.ValidationError as error:
             raise ValueError(f"policy {self.name}: {error}") from error
-        for key in options:
-            value = getattr(self.options, key)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"policy {self.name}: option {key} is {value}: give a finite number")
+        check_options(self.name, self.options, options)
         self.rng = random.Random(seed)
 
     @abstractmethod

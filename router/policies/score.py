@@ -101,9 +101,7 @@ class Score(Policy):
         super().__init__(seed=seed, **options)
         self._ms_per_token = 1000.0 / self.options.prefill_tokens_per_second
         self._recent = RecentRequests(self.options.hotspot_window_seconds)
-        target, cap, blocks = self.options.copies_target, self.options.copies_cap, self.options.copies_blocks
-        if min(each for each in (target, cap, blocks) if each is not None) < 1:
-            raise ValueError("policy score: copies_blocks, copies_target and copies_cap must be at least 1")
+        target, cap = self.options.copies_target, self.options.copies_cap
         if target is not None and cap is not None and target > cap:
             raise ValueError(
                 f"policy score: copies_target {target} exceeds copies_cap {cap}: lower it, or raise the cap"

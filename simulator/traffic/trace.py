@@ -79,12 +79,17 @@ def read_trace(path: Path | str, limit: int | None = None) -> Trace:
 def simulated(recording: Recording, model_dir: Path | None = None) -> Trace:
     """The requests of a recording; `model_dir` has the tokenizer for texts, None stands for the built-in tiny model's.
 
-    Raises TraceError for a text that the model's chat template refuses.
+    Raises TraceError for a text that the model's chat template refuses, and for a `model_dir` that has nothing to read.
     """
     size = recording.block_tokens or DEFAULT_BLOCK_SIZE
     tokenizer: Tokenizer | None = None
     if any(request.messages is not None for request in recording.requests):
         tokenizer = Tokenizer(model_dir or default_model_dir())
+    elif model_dir is not None:
+        raise TraceError(
+            "--model-dir: the recording has no texts for a tokenizer, only lengths, token ids or block ids: leave the "
+            "option out"
+        )
     requests = [_simulated(number, each, size, tokenizer) for number, each in enumerate(recording.requests)]
     return Trace(requests, size, recording.notes, all(request.arrival_s is not None for request in recording.requests))
 

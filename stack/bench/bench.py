@@ -48,7 +48,7 @@ from prefixwatch.stack.bench.scenario_choice import (
     chosen_scenario,
     scenario_notes,
 )
-from prefixwatch.stack.bench.schedule import Run, interleaved
+from prefixwatch.stack.bench.schedule import Run, interleaved, session_suffix
 from prefixwatch.stack.bench.tuned import write_tuned
 from prefixwatch.stack.bench.watching.exporter_log import ExporterLog
 from prefixwatch.stack.bench.watching.fleet_log import FleetLog
@@ -212,7 +212,7 @@ class _Bench:
                 model=model,
                 seed=self.options.seed + run.repeat,
                 nonce=nonce,
-                session_suffix="" if engines else None,  # fresh routers know no other run, and place equal ids alike
+                session_suffix=session_suffix(run, own_engines=bool(engines), live=self.options.live),
                 policy=run.policy,
                 repeat=run.repeat,
                 out=folder,

@@ -26,3 +26,14 @@ def interleaved(policies: Sequence[str], repeats: int) -> list[Run]:
         for policy in order:
             runs.append(Run(len(runs) + 1, policy, repeat))
     return runs
+
+
+def session_suffix(run: Run, *, own_engines: bool, live: bool) -> str | None:
+    """What ends the session ids that a run sends; None: the run's nonce, for a target may know earlier runs.
+
+    Fresh routers know no other run: they get the ids as planned, and place equal ids alike. One exporter that watches
+    all runs (`live`) would take equal ids for one session.
+    """
+    if not own_engines:
+        return None
+    return str(run.position) if live else ""

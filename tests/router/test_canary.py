@@ -174,8 +174,8 @@ def test_the_turn_of_a_moved_session_counts_for_the_arm_of_its_session(numbers: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"share": 1.0}, "share is 1.0: it must be between 0 and 1"),
-        ({"min_requests": 0}, "min_requests is 0: it must be above 0"),
+        ({"share": 1.0}, "share is 1: give a number from 0.001 to 0.999"),
+        ({"min_requests": 0}, "min_requests is 0: give a number from 1 to"),
         ({"canary": "canary"}, "no canary of its own"),
         ({"control": "oracle"}, "true state"),
         ({"canary": "scores"}, "unknown policy 'scores'"),

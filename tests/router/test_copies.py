@@ -45,8 +45,8 @@ def test_a_cap_keeps_an_opening_at_few_workers_and_a_target_spreads_it() -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"copies_cap": 0}, "must be at least 1"),
-        ({"copies_blocks": 0}, "must be at least 1"),
+        ({"copies_cap": 0}, "option copies_cap is 0: give a number from 1 to"),
+        ({"copies_blocks": 0}, "option copies_blocks is 0: give a number from 1 to"),
         ({"copies_cap": 2, "copies_target": 3}, "copies_target 3 exceeds copies_cap 2"),
     ],
 )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from time import process_time
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixwatch.router.option_ranges import RANGES
 from prefixwatch.router.policies import POLICIES, make_policy
 from prefixwatch.router.policy import Decision, Fleet, LoadReport, Policy, RouteRequest, Worker
 from tests.router.fleets import a_fleet, a_request, serve
@@ -201,3 +203,38 @@ def test_an_option_that_is_no_finite_number_is_refused(name: str, value: float) 
     for key in options:
         with pytest.raises(ValueError, match=f"policy {name}: option {key} is {value}: give a finite number"):
             make_policy(name, options={key: value})
+
+
+def _numeric_options(name: str) -> list[str]:
+    hints = get_type_hints(POLICIES[name].Options)
+    return [f.name for f in fields(POLICIES[name].Options) if {int, float} & {hints[f.name], *get_args(hints[f.name])}]
+
+
+@every_policy
+def test_every_numeric_option_has_a_range_and_refuses_what_is_outside_of_it(name: str) -> None:
+    """`loadaware{beta=1e300}`, a rate below zero and a share above 1 were taken, and every score was infinite."""
+    for key in _numeric_options(name):
+        allowed = RANGES[key]
+        for value in (allowed.least - 1, -1e300, allowed.most * 2, 1e300, 10**400):
+            with pytest.raises(ValueError, match=f"policy {name}: ") as refused:
+                make_policy(name, options={key: value if "float" in _type(name, key) else int(value)})
+            assert key in str(refused.value) or "Expected" in str(refused.value)
+
+
+@every_policy
+@settings(max_examples=25)
+@given(traffic=st.lists(arrivals, min_size=1, max_size=4), data=st.data())
+def test_with_options_at_the_ends_of_their_ranges_every_choice_is_a_candidate_with_finite_scores(
+    name: str, traffic: list[Arrival], data: st.DataObject
+) -> None:
+    numeric = [key for key in _numeric_options(name) if key != "copies_cap"]  # at least copies_target
+    chosen = data.draw(st.lists(st.sampled_from(numeric), unique=True, max_size=4)) if numeric else []
+    ends = {key: data.draw(st.sampled_from(RANGES[key])) for key in chosen}
+    options = {key: end if "float" in _type(name, key) else int(end) for key, end in ends.items()}
+    for arrival, decision in zip(traffic, play(make_policy(name, options=options), traffic), strict=True):
+        assert decision.worker in {f"w{k}" for k in arrival.workers}
+        assert all(math.isfinite(score) for score in decision.scores.values())
+
+
+def _type(name: str, key: str) -> str:
+    return str(get_type_hints(POLICIES[name].Options)[key])

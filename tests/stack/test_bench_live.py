@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -32,6 +33,8 @@ def test_the_page_is_there_while_the_bench_runs_and_gone_after(tmp_path: Path) -
         assert process.wait(timeout=90) in (0, 1, 3), said
     finally:
         process.kill()
+    (sent,) = (tmp_path / "out" / "logs").glob("*/load.json")
+    assert json.loads(sent.read_text())["session_suffix"] == "1"  # the exporter would count equal ids as one session
     names = re.findall(r'title="http://127\.0\.0\.1:\d+/metrics">(\S+)</th>', page)
     assert sorted(names) == ["router", "simulated-0", "simulated-1"]
     with pytest.raises(urllib.error.URLError, match="refused"):

@@ -59,6 +59,12 @@ MESSAGES = [
         "--prefill-policy names several policies, and prefill engines have one",
     ),
     (["simulate", "smoke", "--model-dir", "{tmp}"], "--model-dir: only of a recording; smoke is a scenario"),
+    (["simulate", "{trace}", "--model-dir", "{tmp}"], "--model-dir: the recording has no texts for a tokenizer"),
+    (["plan", "{trace}", "--model-dir", "{tmp}"], "--model-dir: the recording has no texts for a tokenizer"),
+    (
+        ["simulate", "smoke", "--policy", "loadaware{beta=1e300}"],
+        "policy loadaware: option beta is 1e+300: give a number from 0 to 1,000,000",
+    ),
     (["plan", "smoke", "--model-dir", "{tmp}"], "--model-dir: only of a recording; smoke is a scenario"),
     (["plan", "http://127.0.0.1:1", "--model-dir", "{tmp}"], "--model-dir: live requests have no texts"),
     (["simulate", "smoke", "--sweep-rate", "1", "--repeats", "5"], "--repeats: a sweep runs each level once"),
@@ -91,7 +97,10 @@ def test_one_message_with_a_remedy(
     shipped = load_plain(SHIPPED_FOLDER / "smoke.yaml")
     assert isinstance(shipped, dict)
     scenario.write_text(yaml.safe_dump({**shipped, "engine": {"workers": 2, "profile": "h900"}}))
-    names = {"{tmp}": str(tmp_path), "{file}": str(tmp_path / "file"), "{scenario}": str(scenario)}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}\n')
+    names = {"{tmp}": str(tmp_path), "{file}": str(tmp_path / "file")}
+    names |= {"{scenario}": str(scenario), "{trace}": str(trace)}
 
     def filled(text: str) -> str:
         for name, value in names.items():

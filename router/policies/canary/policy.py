@@ -63,17 +63,6 @@ class Canary(Policy):
     def __init__(self, *, seed: int = 0, **options: Any) -> None:
         super().__init__(seed=seed, **options)
         own = self.options
-        for name, fits in (
-            ("share", 0 < own.share < 1),
-            ("ttft_seconds", own.ttft_seconds > 0),
-            ("min_requests", own.min_requests >= 1),
-            ("margin_ratio", 0 < own.margin_ratio < 1),
-            ("most_seconds", own.most_seconds > 0),
-            ("cool_down_seconds", own.cool_down_seconds > 0),
-        ):
-            if not fits:
-                bound = "between 0 and 1" if name in ("share", "margin_ratio") else "above 0"
-                raise ValueError(f"policy canary: {name} is {getattr(own, name)}: it must be {bound}")
         self.arms: dict[Arm, Policy] = {
             "canary": _arm("canary", own.canary, seed),
             "control": _arm("control", own.control, seed),

@@ -50,11 +50,6 @@ class LlmdApproxOptions:
     queue_weight: float = 2.0
     kv_weight: float = 2.0
 
-    def __post_init__(self) -> None:
-        for name in ("block_bytes", "max_blocks", "lru_hashes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
 
 class LlmdApprox(Policy):
     """Prefix by the router's own history, KV usage and queue length in a weighted sum."""

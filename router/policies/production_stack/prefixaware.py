@@ -39,10 +39,6 @@ class PrefixAwareOptions:
     prefix_min_match_length: int = 0
     statistics_window_seconds: float = STATISTICS_WINDOW_SECONDS
 
-    def __post_init__(self) -> None:
-        if self.chunk_characters < 1:
-            raise ValueError(f"chunk_characters must be at least 1, got {self.chunk_characters}")
-
 
 class PrefixAware(Policy):
     """Whoever served the longest known part of the text, blind to load and without forgetting."""
