@@ -13,19 +13,22 @@ from prefixwatch.openai_api.events import (
     OVERLOAD_STATUSES,
     AnswerError,
     Choice,
+    Event,
     UnreadableEvent,
     UsageFields,
+    broken_off,
     content_text,
     error_of,
     read_event,
 )
 from prefixwatch.openai_api.other_usage import OtherUsage
-from prefixwatch.openai_api.sse import MAX_EVENT_BYTES, SseParser
+from prefixwatch.openai_api.sse import MAX_EVENT_BYTES, SseParser, looks_like_events
 
 MAX_BODY_BYTES = MAX_EVENT_BYTES
 """The most that is kept of an answer that isn't streamed."""
 _DONE = b"[DONE]"
 _SHOWN_BODY_CHARACTERS = 120
+_NO_CHOICES = "an answer without choices"
 
 
 class AnswerOutcome(StrEnum):
@@ -96,6 +99,7 @@ class Answer:
         "_other",
         "_parser",
         "_texts",
+        "_undecided",
         "content",
         "done",
         "error",
@@ -116,12 +120,15 @@ class Answer:
         opaque: bool = False,
         other_usage: bool = False,
     ) -> None:
-        """`opaque`: another format than that of chats and completions; with `other_usage` its token counts are read."""
+        """`opaque`: another format than that of chats and completions; with `other_usage` its token counts
+        and errors are read."""
         self.status = status
         self._opaque = opaque and status == 200
         """Its end completes it."""
         self._other = OtherUsage(streamed=is_event_stream(content_type)) if self._opaque and other_usage else None
         self.streamed = self._opaque or (status == 200 and is_event_stream(content_type))
+        self._undecided = not self.streamed and status == 200
+        """Whether the body is an event stream though its header doesn't say so."""
         self.content = _NONE
         """The most that has come so far: ANSWER once any of the answer proper came."""
         self.done = False
@@ -145,12 +152,17 @@ class Answer:
         if self._opaque:
             if self._other is not None:
                 self._other.feed(received)
-                self.usage = Usage(*self._other.counts)
+                self._take_over(self._other)
             return _NONE
         if not self.streamed:
             if len(self._body) <= MAX_BODY_BYTES:
                 self._body += received[: MAX_BODY_BYTES + 1]
-            return _NONE
+            found = looks_like_events(bytes(self._body[:_SHOWN_BODY_CHARACTERS])) if self._undecided else False
+            self._undecided, self.streamed = found is None, bool(found)
+            if not found:
+                return _NONE
+            received = bytes(self._body)
+            self._body.clear()
         brought = _NONE
         events = self._parser.feed(received)
         for data in events:
@@ -166,10 +178,10 @@ class Answer:
         if self._ended:
             return
         self._ended = True
-        self.done = self.done or self._opaque
         if self._other is not None:
             self._other.end()
-            self.usage = Usage(*self._other.counts)
+            self._take_over(self._other)
+        self.done = self.done or (self._opaque and self.error is None)
         if not self.streamed:
             self._whole(bytes(self._body))
             self._body.clear()
@@ -202,22 +214,24 @@ class Answer:
             return AnswerOutcome.REFUSED if self.error.overloaded else AnswerOutcome.FAILED
         return AnswerOutcome.COMPLETED if self.complete else AnswerOutcome.FAILED
 
+    def _take_over(self, other: OtherUsage) -> None:
+        self.usage, self.error = Usage(*other.counts), other.error
+
     def _event(self, data: bytes) -> Content:
         """Take in one event; nothing counts after `[DONE]`. Runs once a token: the common case comes first."""
         self.events += 1
         if self.done:
             return _NONE
         if data[:6] == _DONE:
-            self.done = True
+            self._done()
             return _NONE
         brought = _NONE
         try:
             event = read_event(data)
-            if event.error or event.object == "error":
+            if (event.choices is None or event.error or event.object == "error") and event.is_error:
                 self.error = self.error or error_of(event)
                 return _NONE
-            if event.usage is not None:
-                self._report(event.usage)
+            self._figures(event)
             for choice in event.choices or ():
                 delta = choice.delta
                 if delta is not None and delta.content.__class__ is str and delta.content and self._texts is None:
@@ -226,8 +240,10 @@ class Answer:
                     content = self._choice(choice)
                 if content > brought:  # noqa: PLR1730  # as above
                     brought = content
-                if content or choice.finish_reason:
-                    self.finished = bool(choice.finish_reason)
+                if choice.finish_reason:
+                    self._ends(choice, choice.finish_reason)
+                elif content:
+                    self.finished = False
         except UnreadableEvent as error:
             if data.strip():  # servers send empty events to keep a connection open
                 self.error = self.error or AnswerError(f"unreadable event: {error}")
@@ -251,13 +267,30 @@ class Answer:
             return _ANSWER
         return _REASONING if reasoning else _NONE
 
+    def _done(self) -> None:
+        self.done = True
+        if not (self.content or self.finished or self.error):
+            self.error = AnswerError(_NO_CHOICES)
+
+    def _figures(self, event: Event) -> None:
+        """What the event counts; usage has the last word."""
+        if event.timings is not None:
+            self._report(event.timings.usage())
+        if event.usage is not None:
+            self._report(event.usage)
+
+    def _ends(self, choice: Choice, reason: str) -> None:
+        self.finished = True
+        self.error = self.error or broken_off(reason)
+        if choice.usage is not None:
+            self._report(choice.usage)
+
     def _report(self, usage: UsageFields) -> None:
-        details, before = usage.prompt_tokens_details, self.usage
-        cached = details.cached_tokens if details is not None else None
+        before, (prompt, cached, output) = self.usage, (usage.prompt, usage.cached, usage.output)
         self.usage = Usage(
-            before.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens,
+            before.prompt_tokens if prompt is None else prompt,
             before.cached_tokens if cached is None else cached,
-            before.output_tokens if usage.completion_tokens is None else usage.completion_tokens,
+            before.output_tokens if output is None else output,
         )
 
     def _whole(self, body: bytes) -> None:
@@ -267,16 +300,17 @@ class Answer:
         try:
             event = read_event(body)
             self.error = error_of(event)
-            if event.usage is not None:
-                self._report(event.usage)
+            self._figures(event)
             for choice in event.choices or ():
                 self.content = max(self.content, self._choice(choice))
+                if choice.finish_reason:
+                    self._ends(choice, choice.finish_reason)
         except UnreadableEvent:
             shown = body[: 4 * _SHOWN_BODY_CHARACTERS].decode("utf-8", "replace").strip()[:_SHOWN_BODY_CHARACTERS]
             self.error = AnswerError(shown) if shown else None
             event = None
         if self.error is None and self.status == 200 and (event is None or not event.choices):
-            self.error = AnswerError("an answer without choices")
+            self.error = AnswerError(_NO_CHOICES)
         self.done = self.error is None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +20,11 @@ _OVERLOAD_WORDS = ("overload", "rate_limit", "rate limit", "too many requests", 
 _MESSAGE_CHARACTERS = 200
 _INT_DIGITS = 18
 
+_BROKEN_OFF = frozenset({"abort", "aborted", "cancel", "cancelled", "canceled", "error", "timeout", "timed_out",
+                         "network_error", "insufficient_system_resource"})  # fmt: skip
+"""Finish reasons of answers that the server gave up, though their status is 200 and their stream ends in order."""
+
+_Counts = TypeVar("_Counts", bound=msgspec.Struct)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
@@ -36,15 +41,6 @@ class Delta(msgspec.Struct, gc=False):
     audio: Any = None
 
 
-class Choice(msgspec.Struct, gc=False):
-    """One choice of an event."""
-
-    delta: Delta | None = None
-    message: Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
 class PromptDetails(msgspec.Struct, gc=False):
     """What the prompt consisted of."""
 
@@ -52,11 +48,57 @@ class PromptDetails(msgspec.Struct, gc=False):
 
 
 class UsageFields(msgspec.Struct, gc=False):
-    """The usage object as it is sent."""
+    """The usage object as it is sent. Cached tokens are always among the prompt's here, under whichever name."""
 
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
     prompt_tokens_details: PromptDetails | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    input_tokens_details: PromptDetails | None = None
+    cached_tokens: _Count | None = None
+    prompt_cache_hit_tokens: _Count | None = None
+    cache_read_input_tokens: _Count | None = None
+
+    @property
+    def prompt(self) -> int | None:
+        return self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
+
+    @property
+    def output(self) -> int | None:
+        return self.output_tokens if self.completion_tokens is None else self.completion_tokens
+
+    @property
+    def cached(self) -> int | None:
+        details = self.prompt_tokens_details or self.input_tokens_details
+        if details is not None and details.cached_tokens is not None:
+            return details.cached_tokens
+        others = (self.cached_tokens, self.prompt_cache_hit_tokens, self.cache_read_input_tokens)
+        return next((tokens for tokens in others if tokens is not None), None)
+
+
+class Timings(msgspec.Struct, gc=False):
+    """llama.cpp's counts of one answer: `prompt_n` leaves out the `cache_n` tokens that it took from its cache."""
+
+    cache_n: _Count | None = None
+    prompt_n: _Count | None = None
+    predicted_n: _Count | None = None
+
+    def usage(self) -> UsageFields:
+        cached, computed = self.cache_n, self.prompt_n
+        prompt = None if cached is None or computed is None else cached + computed
+        return UsageFields(prompt, self.predicted_n, cached_tokens=cached)
+
+
+class Choice(msgspec.Struct, gc=False):
+    """One choice of an event."""
+
+    delta: Delta | None = None
+    message: Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    usage: UsageFields | None = None
+    """Where some servers put that of the answer."""
 
 
 class Event(msgspec.Struct, gc=False):
@@ -68,6 +110,15 @@ class Event(msgspec.Struct, gc=False):
     object: Any = None
     message: Any = None
     code: Any = None
+    detail: Any = None
+    timings: Timings | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it is an error in place of an answer: by its name, or because there is nothing but a message."""
+        if self.error or self.object == "error":
+            return True
+        return self.choices is None and self.usage is None and bool(self.detail or self.message)
 
 
 class AnswerError(NamedTuple):
@@ -115,10 +166,11 @@ def content_text(content: Any) -> tuple[str, bool]:
 
 
 def error_of(event: Event) -> AnswerError | None:
-    """The error of an event: `{"error": {…}}`, `{"error": "text"}`, or vLLM's older `{"object": "error", …}`."""
-    if not event.error and event.object != "error":
+    """The error of an event: `{"error": {…}}`, `{"error": "text"}`, vLLM's older `{"object": "error", …}`, or what
+    stands in an event of the name `error`: `{"message": …}`, `{"detail": …}`."""
+    if not event.is_error:
         return None
-    error = event.error or {"message": event.message, "code": event.code}
+    error = event.error or {"message": event.message or event.detail, "code": event.code}
     fields = error if isinstance(error, dict) else {"message": error}
     codes = (fields.get("code"), fields.get("status"), event.code)
     code = next((status for status in map(_status, codes) if status is not None), None)
@@ -128,6 +180,13 @@ def error_of(event: Event) -> AnswerError | None:
     return AnswerError(message, kind, code, overloaded)
 
 
+def broken_off(reason: str) -> AnswerError | None:
+    """The error of a choice that ended for this reason; None where it ended as an answer does."""
+    if reason.lower() not in _BROKEN_OFF:
+        return None
+    return AnswerError(f"finish reason {reason}", overloaded=reason == "insufficient_system_resource")
+
+
 def _by_field(data: bytes) -> Event:
     try:
         fields = json.loads(data.decode("utf-8", "replace"), parse_int=_integer)
@@ -135,21 +194,25 @@ def _by_field(data: bytes) -> Event:
         raise UnreadableEvent(str(error)) from None
     if not isinstance(fields, dict):
         raise UnreadableEvent("not a JSON object")
-    choices, usage = fields.get("choices"), fields.get("usage")
+    choices, timings = fields.get("choices"), fields.get("timings")
     return Event(
         choices=[_choice(one) for one in choices if isinstance(one, dict)] if isinstance(choices, list) else None,
-        usage=_usage(usage) if isinstance(usage, dict) else None,
-        **{name: fields.get(name) for name in ("error", "object", "message", "code")},
+        usage=_usage(fields.get("usage")),
+        timings=_counts(Timings, timings) if isinstance(timings, dict) else None,
+        **{name: fields.get(name) for name in ("error", "object", "message", "code", "detail")},
     )
 
 
 def _choice(fields: dict[str, Any]) -> Choice:
     text, reason = fields.get("text"), fields.get("finish_reason")
+    if isinstance(reason, dict):
+        reason = reason.get("type")
     return Choice(
         delta=_delta(fields.get("delta")),
         message=_delta(fields.get("message")),
         text=text if isinstance(text, str) else None,
         finish_reason=reason if isinstance(reason, str) else None,
+        usage=_usage(fields.get("usage")),
     )
 
 
@@ -157,11 +220,18 @@ def _delta(fields: Any) -> Delta | None:
     return Delta(*map(fields.get, Delta.__struct_fields__)) if isinstance(fields, dict) else None
 
 
-def _usage(fields: dict[str, Any]) -> UsageFields:
-    details = fields.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    prompt, output = _count(fields.get("prompt_tokens")), _count(fields.get("completion_tokens"))
-    return UsageFields(prompt, output, PromptDetails(_count(cached)))
+def _usage(fields: Any) -> UsageFields | None:
+    if not isinstance(fields, dict):
+        return None
+    usage = _counts(UsageFields, fields)
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = fields.get(name)
+        setattr(usage, name, _counts(PromptDetails, details) if isinstance(details, dict) else None)
+    return usage
+
+
+def _counts(kind: type[_Counts], fields: dict[str, Any]) -> _Counts:
+    return kind(*(_count(fields.get(name)) for name in kind.__struct_fields__))
 
 
 def _count(value: Any) -> int | None:

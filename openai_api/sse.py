@@ -13,6 +13,16 @@ _CR = ord("\r")
 _DATA_BYTES = 6
 """What a `data:` line adds to its content, at least."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":")
+
+
+def looks_like_events(begun: bytes) -> bool | None:
+    """Whether a body that begins so is an event stream, whatever its header says; None while that is open. JSON isn't
+    taken for one."""
+    begun = begun.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n")
+    if begun.startswith(_BEGINNINGS):
+        return True
+    return None if any(start.startswith(begun) for start in (_BYTE_ORDER_MARK, *_BEGINNINGS)) else False
 
 
 class SseParser:

@@ -16,14 +16,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 
 from prefixwatch.kvcache.blocks import multimodal_key, namespace_root
+from prefixwatch.kvcache.events.variants import usual
 
 BlockId = int | bytes
-"""The engine's own name of a block: an integer (signed in SGLang, unsigned in vLLM) or a raw digest."""
+"""The engine's own name of a block: an integer (signed in SGLang, unsigned in vLLM) or a raw digest. A text is read as
+its bytes."""
 
 MAX_TOKEN_ID = 2**32 - 1
 
@@ -43,22 +46,19 @@ class Tier(StrEnum):
 
 _TIER_OF_MEDIUM: dict[str | None, Tier] = {
     None: Tier.GPU,
-    "GPU": Tier.GPU,
-    "CPU": Tier.CPU,
-    "CPU_PINNED": Tier.CPU,
-    "HOST": Tier.CPU,
-    "DISK": Tier.DISK,
-    "SSD": Tier.DISK,
-    "NVME": Tier.DISK,
-    "STORAGE": Tier.DISK,
-    "EXTERNAL": Tier.REMOTE,
-    "REMOTE": Tier.REMOTE,
+    **dict.fromkeys(("GPU", "DEVICE", "HBM", "VRAM", "CUDA", "ROCM", "NPU", "XPU", "TPU", "HPU"), Tier.GPU),
+    **dict.fromkeys(("CPU", "CPUPINNED", "HOST", "HOSTPINNED", "DRAM"), Tier.CPU),
+    **dict.fromkeys(("DISK", "SSD", "NVME", "STORAGE", "FILE"), Tier.DISK),
+    **dict.fromkeys(("EXTERNAL", "REMOTE"), Tier.REMOTE),
 }
 
 
+@lru_cache(maxsize=256)
 def tier_of(medium: str | None) -> Tier:
-    """The tier of a medium. An unknown medium counts as remote: never as something that the GPU holds."""
-    return _TIER_OF_MEDIUM.get(medium) or _TIER_OF_MEDIUM.get((medium or "").upper(), Tier.REMOTE)
+    """The tier of a medium, written in any case with or without `_` and `-`. An unknown medium counts as remote: never
+    as something that the GPU holds."""
+    name = None if medium is None else medium.upper().replace("_", "").replace("-", "")
+    return _TIER_OF_MEDIUM.get(name, Tier.REMOTE)
 
 
 class Namespace(NamedTuple):
@@ -88,6 +88,7 @@ class Stored(msgspec.Struct, gc=False, rename={"group_index": "group_idx", "atte
     token_ids: list[int]
     block_size: int
     lora_id: int | None = None
+    """Of adapters from 1 on; the base model has none, or 0."""
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
@@ -116,7 +117,7 @@ class Stored(msgspec.Struct, gc=False, rename={"group_index": "group_idx", "atte
     def namespace(self) -> Namespace:
         """The namespace of these blocks. The salt is only known on the first blocks of a prompt."""
         keys = self._keys()
-        lora = self.lora_name or (f"lora_id={self.lora_id}" if self.lora_id is not None else None) or keys.lora
+        lora = self.lora_name or (f"lora_id={self.lora_id}" if (self.lora_id or 0) > 0 else None) or keys.lora
         return Namespace(self._salt() or keys.salt, lora, self._extra_key())
 
     @property
@@ -193,17 +194,28 @@ class EventBatch(msgspec.Struct, gc=False):
     unknown_events: int = 0
 
 
-class _StoredFields(Stored):
-    """With the fields that SGLang adds, which the array form doesn't have."""
+class _Metadata(msgspec.Struct, gc=False):
+    """What SGLang says of the request that stored the blocks, where there is something to say."""
 
     cache_salt: str | None = None
     extra_key: str | None = None
 
+
+_NO_METADATA = _Metadata()
+
+
+class _StoredFields(Stored):
+    """With the fields that SGLang adds; in the array form it puts the metadata where vLLM has the adapter's name."""
+
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    metadata: _Metadata | None = None
+
     def _salt(self) -> str | None:
-        return self.cache_salt
+        return self.cache_salt or (self.metadata or _NO_METADATA).cache_salt
 
     def _extra_key(self) -> str | None:
-        return self.extra_key
+        return self.extra_key or (self.metadata or _NO_METADATA).extra_key
 
 
 class _StoredMap(_StoredFields, tag="BlockStored", tag_field="type"):
@@ -312,7 +324,7 @@ def _event(item: Any, where: str) -> Event | None:
     if name not in _TYPES:
         return None
     try:
-        return msgspec.convert(fields, _TYPES[name])
+        return msgspec.convert(usual(fields), _TYPES[name])
     except msgspec.ValidationError as error:
         group, attention, medium = (fields.get(key) for key in ("group_idx", "kv_cache_spec_kind", "medium"))
         return Unreadable(

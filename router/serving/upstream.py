@@ -80,10 +80,18 @@ async def opened(
             async with asyncio.timeout(timeout_seconds):
                 data = io.BytesIO(body) if len(body) > _LARGE_BODY_BYTES else body
                 response = await session.post(url, data=data, headers=headers, allow_redirects=False)
-                content_type = response.headers.get("Content-Type", "")
-                answer = Answer(response.status, content_type, opaque=opaque, other_usage=other_usage)
+                content_type, encoding = (response.headers.get(n, "") for n in ("Content-Type", "Content-Encoding"))
+                packed = encoding.strip().lower() not in ("", "identity")  # in spite of what was asked for: unread
+                answer = Answer(
+                    response.status, content_type, opaque=opaque or packed, other_usage=other_usage and not packed
+                )
                 content = response.content
-                first = await (content.readany() if answer.streamed else read_at_most(content, MAX_BODY_BYTES))
+                first = await content.readany()
+                answer.feed(first)
+                if not answer.streamed:
+                    rest = await read_at_most(content, MAX_BODY_BYTES)
+                    answer.feed(rest)
+                    first += rest
         except aiohttp.ConnectionTimeoutError as error:
             raise UpstreamFault(Fault.SLOW, "connecting timed out") from error
         except aiohttp.ClientConnectorError as error:
@@ -94,7 +102,6 @@ async def opened(
             raise UpstreamFault(Fault.RESET, f"an answer of {error}") from error
         if answer.streamed and not first:
             raise UpstreamFault(Fault.RESET, "the stream ended before it began")
-        answer.feed(first)
         if not answer.streamed:
             answer.end()
         yield Opening(response, first, answer)

@@ -157,7 +157,7 @@ def test_a_stream_is_complete_with_done_or_finished_choices_and_an_orderly_end()
 
 
 def test_nothing_counts_after_done() -> None:
-    answer = read(DONE, line({"error": "late"}), line(chat(content="A")))
+    answer = read(line(chat("stop")), DONE, line({"error": "late"}), line(chat(content="A")))
     assert (answer.outcome, answer.content) == (AnswerOutcome.COMPLETED, Content.NONE)
 
 
