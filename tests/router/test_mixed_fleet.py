@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 from time import perf_counter
 from typing import Any
@@ -21,7 +23,7 @@ from prefixwatch.router.policies.shared.routed_hashes import RoutedHashes
 from prefixwatch.router.serving.create import ROUTER, create_app
 from prefixwatch.router.serving.models import ServedModels
 from prefixwatch.router.tenant_config import TenantsConfig
-from tests.router.fake_engine import FakeEngine, Out, until
+from tests.router.fake_engine import DONE, FakeEngine, Out, delta, until, usage
 
 Engines = list[FakeEngine]
 Start = Any  # a coroutine function, see conftest.start
@@ -108,6 +110,47 @@ async def test_other_endpoints_pass_through_unread_and_are_counted(
     assert len(records) == (path in GENERATING)
     for record in records:  # nothing is known of its prompt: unknown, not 0
         assert not record.keys() & {"predicted_tokens", "held_tokens", "prompt_tokens", "cached_tokens"}
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
+async def test_a_stream_is_passed_on_as_it_comes_whatever_its_header_says(
+    engines: Engines, start: Start, content_type: str
+) -> None:
+    """vllm-project/vllm-ascend#5033: a proxy in front of the engine writes its own Content-Type."""
+    seen = asyncio.Event()
+
+    async def behaviour(out: Out) -> None:
+        await out.head(200, content_type)
+        await out.chunk(delta("A"))
+        await seen.wait()  # a router that waits for the end would wait for the client, and it for the router
+        await out.chunk(usage(20, 16) + DONE)
+        await out.end()
+
+    engines[0].behaviour = behaviour
+    client = await start(engines[:1])
+    async with client.chat() as answer:
+        assert await answer.content.readany() == delta("A")
+        seen.set()
+        assert await answer.read() == usage(20, 16) + DONE
+    await client.settled()
+    assert client.value("requests_total", worker="a", model="tiny", outcome="completed") == 1
+
+
+async def test_a_packed_answer_is_passed_on_unread_and_is_no_failure(engines: Engines, start: Start) -> None:
+    """A sidecar compresses in spite of `Accept-Encoding: identity`: what the answer counts is unknown."""
+    packed = gzip.compress(b'{"choices":[{"message":{"content":"A"},"finish_reason":"stop"}]}')
+
+    async def behaviour(out: Out) -> None:
+        await out.head(200, "application/json\r\nContent-Encoding: gzip")
+        await out.chunk(packed)
+        await out.end()
+
+    engines[0].behaviour = behaviour
+    client = await start(engines[:1])
+    async with client.chat() as answer:
+        assert (answer.status, await answer.json()) == (200, json.loads(gzip.decompress(packed)))
+    await client.settled()
+    assert client.value("requests_total", worker="a", model="tiny", outcome="completed") == 1
 
 
 async def test_a_passed_body_that_breaks_off_is_not_taken_for_complete(engines: Engines, start: Start) -> None:
