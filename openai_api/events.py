@@ -167,7 +167,7 @@ def content_text(content: Any) -> tuple[str, bool]:
 
 def error_of(event: Event) -> AnswerError | None:
     """The error of an event: `{"error": {…}}`, `{"error": "text"}`, vLLM's older `{"object": "error", …}`, or what
-    stands in an event of the name `error`: `{"message": …}`, `{"detail": …}`."""
+    is in an event of the name `error`: `{"message": …}`, `{"detail": …}`."""
     if not event.is_error:
         return None
     error = event.error or {"message": event.message or event.detail, "code": event.code}
