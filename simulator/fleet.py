@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from prefixwatch.engines.model.accounts import BlockEvicted, BlocksStored
 from prefixwatch.engines.model.engine import EngineConfig
@@ -175,7 +176,9 @@ class FleetSimulation:
     ) -> None:
         events = self._events
         first = range(len(requests)) if self._users is None else self._users.first()
-        events.extend((requests[k].arrival_s, _ARRIVAL, k) for k in first)
+        in_order = sorted(first, key=lambda k: (requests[k].arrival_s, k))
+        arrivals = ((requests[k].arrival_s, _ARRIVAL, k) for k in in_order)
+        events.extend(islice(arrivals, 1))
         if self._policy.needs.engine_load and requests:
             events.append((requests[0].arrival_s, _REPORT, 0))
         events.extend((at_s, EVENT, k) for k, at_s in enumerate(self._event_times()))
@@ -191,6 +194,8 @@ class FleetSimulation:
                 if now_s == self._due_s[number]:  # otherwise an arrival has cut this jump short
                     self._end_jump(number, now_s)
             elif kind == _ARRIVAL:
+                for following in islice(arrivals, 1):  # one of them at a time, so that events stay few
+                    heapq.heappush(events, following)
                 self._arrive(requests[number], records[number], now_s)
             elif kind == EVENT:
                 self._happen(number, now_s)

@@ -45,7 +45,7 @@ LowerTierLookup = Callable[[float, RouteRequest, Mapping[str, int]], Mapping[str
 _UNLIMITED_BLOCKS = 2**62
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that takes eight times as long to make
 class Placement:
     """A request at its worker, until it leaves; `record` names the worker."""
 

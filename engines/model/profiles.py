@@ -70,10 +70,7 @@ class ProfileDocument(Section):
 
     def profile(self, name: str) -> Profile:
         """Raises StepTimeError for tables that don't make sense."""
-        try:
-            table = StepTable(self.prefill_ms.grid(), self.decode_ms.grid())
-        except ValueError as error:
-            raise StepTimeError(f"profile {name}: {error}") from error
+        table = StepTable(self._grid(name, "prefill_ms"), self._grid(name, "decode_ms"))
         return Profile(
             name,
             self.measured,
@@ -84,6 +81,13 @@ class ProfileDocument(Section):
             gpus=self.gpus,
             max_num_batched_tokens=self.max_num_batched_tokens,
         )
+
+    def _grid(self, name: str, key: str) -> Grid:
+        table: _Table = getattr(self, key)
+        try:
+            return table.grid()
+        except ValueError as error:
+            raise StepTimeError(f"profile {name}: {key}: {error}") from error
 
 
 @cache

@@ -18,7 +18,8 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A function of two numbers, known at the crossings of `rows` and `columns` (both ascending), bilinear between."""
+    """A function of two numbers, known at the crossings of `rows` and `columns` (both ascending from 0 or above),
+    bilinear between."""
 
     rows: tuple[float, ...]
     columns: tuple[float, ...]
@@ -27,8 +28,9 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name, axis in (("rows", self.rows), ("columns", self.columns)):
-            if len(axis) < 2 or any(b <= a for a, b in itertools.pairwise(axis)):
-                raise ValueError(f"{name} must be at least two ascending numbers, got {list(axis)}")
+            ascends = len(axis) > 1 and all(a < b for a, b in itertools.pairwise(axis))
+            if not ascends or axis[0] < 0 or axis[-1] == inf:
+                raise ValueError(f"{name} must be at least two ascending numbers from 0 on, got {list(axis)}")
         if len(self.values) != len(self.rows) or any(len(row) != len(self.columns) for row in self.values):
             raise ValueError(f"values must be {len(self.rows)} rows of {len(self.columns)} numbers")
         if not all(0 < value < inf for row in self.values for value in row):

@@ -70,7 +70,8 @@ class BlockIndex:
         before, known = len(held), holders.get
         held.update(blocks)
         for block in blocks:
-            holders[block] = known(block, 0) | bit
+            others = known(block)
+            holders[block] = bit if others is None else others | bit  # sharing one int: most blocks have one holder
         self._sweep(max(_SWEPT_AT_ONCE, 2 * (len(held) - before)))
 
     def remove(self, worker: str, blocks: Iterable[int]) -> None:
@@ -81,11 +82,10 @@ class BlockIndex:
             for block in blocks:
                 if block in held:
                     held.discard(block)
-                    left = holders[block] & others
-                    if left:
-                        holders[block] = left
-                    else:
+                    if holders[block] == bit:
                         del holders[block]
+                    else:
+                        holders[block] &= others
         self._sweep(_SWEPT_AT_ONCE)
 
     def clear(self, worker: str) -> None:

@@ -32,6 +32,9 @@ def test_a_grid_is_exact_at_its_points_and_bilinear_between() -> None:
     [
         ((1,), (0, 1), ((1, 2),), "rows must be at least two ascending numbers"),
         ((1, 1), (0, 1), ((1, 2), (3, 4)), "rows must be at least two ascending numbers"),
+        ((-1, 1), (0, 1), ((1, 2), (3, 4)), "rows must be at least two ascending numbers from 0 on"),
+        ((1, 2), (0, float("inf")), ((1, 2), (3, 4)), "columns must be at least two ascending numbers"),
+        ((1, 2), (0, float("nan"), 1), ((1, 2, 3), (4, 5, 6)), "columns must be at least two ascending numbers"),
         ((1, 2), (0, 1), ((1, 2),), "values must be 2 rows of 2 numbers"),
         ((1, 2), (0, 1), ((1, 2), (3, 0)), "finite numbers above 0"),
         ((1, 2), (0, 1), ((1, 2), (3, float("nan"))), "finite numbers above 0"),
@@ -91,7 +94,7 @@ def test_a_profile_of_ones_own_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"bad.yaml:\d+: capacity_block: unknown key: did you mean"):
         profile(str(tmp_path / "bad.yaml"))
     (tmp_path / "negative.yaml").write_text(text.replace("  - [", "  - [-", 1), encoding="utf-8")
-    with pytest.raises(StepTimeError, match="profile negative: "):
+    with pytest.raises(StepTimeError, match="profile negative: prefill_ms: values must be"):
         profile(str(tmp_path / "negative.yaml"))
 
 

@@ -163,7 +163,7 @@ class ActiveSequences:
             if count:
                 references[block] = count
             else:
-                del references[block]
+                references.pop(block)  # `del` of a Counter is a function in Python
                 released.append(block)
         self.index.remove(self.worker, released)
         self._note()
