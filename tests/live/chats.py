@@ -48,7 +48,7 @@ class Client:
     streaming: defaultdict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     """By worker: set once it has sent the first token of an answer."""
 
-    async def chat(self, messages: list[dict[str, Any]], **body: Any) -> Answer:
+    async def chat(self, messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **body: Any) -> Answer:
         answer = Answer()
         request = {
             "model": "tiny",
@@ -58,7 +58,7 @@ class Client:
             "stream_options": {"include_usage": True},
         } | body
         sent = time.perf_counter()
-        async with self.session.post(f"{self.url}/v1/chat/completions", json=request) as response:
+        async with self.session.post(f"{self.url}/v1/chat/completions", json=request, headers=headers) as response:
             answer.status = response.status
             answer.worker = response.headers.get("x-prefixwatch-worker", "")
             answer.retries = int(response.headers.get("x-prefixwatch-retries", "0"))

@@ -1,20 +1,33 @@
-"""`prefixwatch audit isolation` on real vLLM engines: salted, unsalted, and with an outer tier that drops the salt."""
+"""Isolation on real vLLM engines, audited and watched: salted, unsalted, and with an outer tier that drops salts."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prefixwatch.engines.fleet import EngineHandle
-from tests.live.conftest import engines_with_a_store
+from prefixwatch.engines.fleet import EngineHandle, reset_caches
+from prefixwatch.exporters.app import running
+from prefixwatch.exporters.config import ExporterConfig, TargetConfig
+from prefixwatch.exporters.exporter import Exporter
+from prefixwatch.router.tenant_config import IsolationConfig, TenantsConfig
+from prefixwatch.stack.local.fleet import as_workers
+from tests.live.alerting import alerting, reading
+from tests.live.chats import BLOCK, routed
+from tests.live.conftest import MakePrompt, engines_with_a_store
 from tests.stack.command_line import prefixwatch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]  # on a crowded machine engines take minutes to start
 
+TENANTS = ("acme", "bolt")
+PROMPT_TOKENS = 20 * BLOCK
+LOOKED_BEFORE_SECONDS = 2.5
+"""Longer than clocks may differ: a page that was read sooner before a request doesn't tell what it adds."""
 SALTS = ("--victim-salt", "random", "--attacker-salt", "random")
 
 
@@ -70,3 +83,64 @@ def test_a_tier_that_drops_the_salt_is_found_and_the_gpu_tier_is_cleared(tiered:
         "Leak: one tenant can see what another sent. Shown by: tokens (all tiers), "
     )
     assert "Isolated: tokens (GPU tier)." in document["statement"]
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize(
+    ("salted", "kind", "tier"), [(True, "salt_ignored", "external"), (False, "tenant_without_salt", "gpu")]
+)
+async def test_traffic_alone_shows_the_leak_and_the_tier_that_leaks(
+    tiered: EngineHandle,
+    model_dir: Path,
+    make_prompt: MakePrompt,
+    tmp_path: Path,
+    *,
+    salted: bool,
+    kind: str,
+    tier: str,
+) -> None:
+    """Nobody audits; one tenant sends what another one sent. With salts the GPU keeps them apart, and the folder
+    doesn't. Without them the GPU serves it before the folder is asked. The alert fires; its page tells the two apart.
+    """
+    await reset_caches([tiered])
+    salts = {name: f"salt of {name}" for name in TENANTS if salted}
+    settings: dict[str, Any] = {
+        "tenants": TenantsConfig(names=list(TENANTS), salts=salts),
+        "isolation": IsolationConfig(caches_at_start="empty"),
+        "always_predict": True,
+    }
+    messages = [{"role": "user", "content": make_prompt(PROMPT_TOKENS)}]
+    async with routed(as_workers([tiered]), model_dir, tmp_path, policy="round_robin", **settings) as client:
+        targets = (TargetConfig(name=tiered.name, url=tiered.url), TargetConfig(name="router", url=client.url))
+        config = ExporterConfig(targets=targets, listen="127.0.0.1:0", interval_seconds=1.0, timeout_seconds=0.9)
+        async with running(config) as exporter, alerting(exporter.url, tmp_path) as prometheus:
+            cached = []
+            for name in TENANTS:
+                await exporter.scrape_all()
+                await asyncio.sleep(LOOKED_BEFORE_SECONDS)
+                cached.append((await client.chat(messages, {"x-tenant-id": name})).cached_tokens)
+            found = await certain_findings(exporter)
+            fired = await prometheus.fires("IsolationViolation")
+            state = "bad" if salted else "ok"
+            diagnosis = await prometheus.diagnosis("IsolationViolation", {"salts-ignored": state})
+    assert (cached[0], (cached[1] or 0) >= PROMPT_TOKENS - BLOCK) == (0, True), cached
+    assert found == [(kind, *reversed(TENANTS), tier)]
+    assert fired
+    assert reading(diagnosis, "cross-tenant-hits") == "bad"
+    assert reading(diagnosis, "salts-ignored") == state
+    assert ("salt_ignored" in [cause.id for cause in diagnosis.causes]) is salted
+
+
+async def certain_findings(exporter: Exporter) -> list[tuple[str, str, str, str]]:
+    """Kind, tenant, other tenant and tier, once a page that was read later shows the tier."""
+    deadline = time.monotonic() + 60.0
+    found: list[tuple[str, str, str, str]] = []
+    while not found and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+        latest = exporter.ledger.document(time.monotonic())["isolation"]["latest_findings"]
+        found = [
+            (one["kind"], one["tenant"], one.get("other_tenant", ""), one["tier"])
+            for one in latest
+            if one["certainty"] == "certain"
+        ]
+    return found
