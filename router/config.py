@@ -113,11 +113,14 @@ class CacheViewConfig(Settings):
     source: Literal["events", "history", "none"] = "history"
     """`events`: the engines' KV events; `history`: what the router itself sent where; `none`: nothing."""
     history_blocks: Blocks = Field(default=65_536, ge=1)
-    """Blocks remembered a worker, least recently routed out first; best set to the engine's cache size."""
+    """Blocks remembered a worker, least recently routed out first; best set to the engine's cache size. More: hits are
+    expected that the engine has evicted; fewer: hits that it still has are missed."""
     history_ttl_seconds: WaitSecondsOrNone = None
-    """Forget a block this long after it was last routed; never by age where not given."""
+    """Forget a block this long after it was last routed; never by age where not given. Shorter: fewer hits are expected
+    in vain, and more are missed."""
     audit_share: float = Field(default=DEFAULT_AUDIT_SHARE, ge=0, le=1)
-    """Share of the lookups that are done block by block as well, to count holes that the quick way steps over."""
+    """Share of the lookups that are done block by block as well, to count holes that the quick way steps over. Higher:
+    holes are found sooner, and lookups take more CPU."""
     hash_key: SecretStr | None = Field(default=None, min_length=32)
     """Name blocks by their hashes under this secret, so that no client can prepare two prompts that the index takes
     for one. Costs a millisecond per 16,000 prompt tokens. The records then name no blocks: the exporter's map of
@@ -140,13 +143,15 @@ class TimeoutsConfig(Settings):
     """Seconds."""
 
     connect_seconds: float = Field(default=5.0, gt=0)
-    """To open a connection to a worker."""
+    """To open a connection to a worker. Shorter: a machine that is gone costs less, and a busy one counts as failed."""
     first_byte_seconds: float = Field(default=60.0, gt=0)
-    """Until a stream begins; then another worker is tried. Keep twice this below your clients' own time-out."""
+    """Until a stream begins; then another worker is tried. Shorter: a worker that hangs costs less, and one with a
+    queue is given up sooner. Keep twice this below your clients' own time-out."""
     answer_seconds: float = Field(default=600.0, gt=0)
-    """Until an answer that isn't streamed is complete."""
+    """Until an answer that isn't streamed is complete. Shorter: long answers are cut off."""
     inter_token_seconds: float = Field(default=60.0, gt=0)
-    """Between two pieces of a streamed answer."""
+    """Between two pieces of a streamed answer. Shorter: a stream that hangs ends sooner, and so does one whose request
+    is preempted for long."""
     startup_seconds: float = Field(default=30.0, ge=0)
     """How long to wait at start for a first healthy worker."""
 
@@ -155,23 +160,25 @@ class HealthConfig(Settings):
     """How a worker is found to be up or down, and asked for its load."""
 
     interval_seconds: float = Field(default=2.0, gt=0)
-    """Between two health checks of a worker."""
+    """Between two health checks of a worker. Longer: fewer checks, and an idle worker that fails is found later."""
     down_interval_seconds: float = Field(default=0.25, gt=0)
-    """The same for a worker that is down."""
+    """The same for a worker that is down. Longer: it comes back later."""
     timeout_seconds: float = Field(default=2.0, gt=0)
-    """For the answer to a health check."""
+    """For the answer to a health check. Shorter: a worker that hangs is found sooner, and a busy one is taken out by
+    two slow answers in a row."""
     failures_to_leave: int = Field(default=1, ge=1)
     """Failures in a row, of requests and probes, after which a worker gets no more requests. A refused connection
-    counts as all of them."""
+    counts as all of them. More: one error takes nobody out, and a broken worker fails more requests first."""
     successes_to_return: int = Field(default=1, ge=1)
-    """Probes in a row that must succeed before it gets requests again."""
+    """Probes in a row that must succeed before it gets requests again. More: it comes back later, and swings less."""
     silent_seconds: float = Field(default=30.0, ge=0)
     """How long a worker stays out that let a request time out and answered no other meanwhile, whatever its `/health`
     says. Then it gets one request at a time until it answers one. Longer: a worker that hangs costs fewer time-outs,
     and one that was only slow comes back later."""
     report_max_age_seconds: float = Field(default=10.0, gt=0)
     """An engine's report of its load counts as missing from this age on. Engines are asked every second; smg asks
-    every 10 s and production-stack every 30 s, and each uses a report until the next."""
+    every 10 s and production-stack every 30 s, and each uses a report until the next. Longer: policies go on by
+    older loads of an engine that doesn't answer."""
 
 
 class MovesConfig(Settings):

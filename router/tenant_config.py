@@ -152,8 +152,10 @@ class FairnessConfig(Settings):
     """How much of the caches one tenant, or trust group, may fill while others use them. Off without `cache_tokens`."""
 
     cache_tokens: TokensOrNone = None
-    """What all engines' caches hold together, in tokens. With several routers, each one's part of it."""
+    """What all engines' caches hold together, in tokens. With several routers, each one's part of it. More: tenants are
+    refused later."""
     share: float = Field(default=0.5, gt=0, le=1)
-    """The part of it that one tenant may fill within the window. Beyond it gets a 429 with Retry-After."""
+    """The part of it that one tenant may fill within the window. Beyond it gets a 429 with Retry-After. Lower: a flood
+    costs others fewer hits, and large tenants are refused sooner."""
     window_seconds: WaitSeconds = 60.0
-    """How long others' prompts should stay cached between two uses."""
+    """How long others' prompts should stay cached between two uses. Longer: a tenant may fill its share more slowly."""

@@ -38,8 +38,12 @@ class ScalingSettings(Strict):
         default=3600.0,
         description="a removal must save more GPU time within this than its lost cache costs; longer: more removals",
     )
-    min_workers: int = Field(default=1, ge=1, description="never fewer than this, in each group of peers")
-    max_workers: int | None = Field(default=None, ge=1, description="never more than this, in each group of peers")
+    min_workers: int = Field(
+        default=1, ge=1, description="never fewer than this, in each group of peers; more: caches outlive a quiet night"
+    )
+    max_workers: int | None = Field(
+        default=None, ge=1, description="never more than this, in each group of peers; fewer: latency rises sooner"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

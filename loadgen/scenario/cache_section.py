@@ -66,7 +66,10 @@ class Cache(Section):
         default=4096, ge=0, description="`tiers`: blocks of each worker's CPU memory; more: fewer reach the disk"
     )
     disk_blocks: BlocksOrNone = Field(
-        default=0, ge=0, description="`tiers`: blocks of each worker's disk; it outlives a restart; 0: none"
+        default=0,
+        ge=0,
+        description="`tiers`: blocks of each worker's disk; it outlives a restart; 0: none; more: fewer go to the "
+        "remote store",
     )
     remote_blocks: BlocksOrNone = Field(
         default=None,
@@ -77,8 +80,12 @@ class Cache(Section):
     cpu_gbit_per_second: GbitPerSecondOrNone = Field(
         default=200.0, description="from CPU memory to the GPU; faster: more blocks are brought back"
     )
-    disk_gbit_per_second: GbitPerSecondOrNone = Field(default=50.0, description="from the disk to the GPU")
-    disk_latency_ms: LatencyMs = Field(default=1.0, description="of a read of the disk")
+    disk_gbit_per_second: GbitPerSecondOrNone = Field(
+        default=50.0, description="from the disk to the GPU; faster: more blocks are brought back"
+    )
+    disk_latency_ms: LatencyMs = Field(
+        default=1.0, description="of a read of the disk; longer: only longer prefixes are read"
+    )
 
     def at(self, changes: Mapping[str, Any]) -> Cache:
         """The same with these keys changed. Raises ValueError for a wrong key or value."""
