@@ -56,7 +56,7 @@ class GroupFilter:
         return self._view[name & self._mask] == 1 == self._view[(name >> 32) & self._mask]
 
     def add(self, names: Hashes) -> None:
-        self._slots.put(names.astype("<u8", copy=False).view(_HALVES) & self._slot_of, 1)
+        self._slots[(names.astype("<u8", copy=False).view(_HALVES) & self._slot_of).astype(np.intp)] = 1
         self.count += len(names)
 
     @property
@@ -190,29 +190,34 @@ class BlockMemory:
         """
         wanted = self.capacity - self.capacity // _ROOM_AHEAD
         share = wanted // len(self._owners)
+        groups = list[Hashes]()
         while self.blocks > wanted:
             above = current if current.blocks > share else next(each for each in self._owners if each.blocks > share)
-            self._give_up(above, max(wanted - self.blocks + above.blocks, share))
+            groups.append(self._give_up(above, max(wanted - self.blocks + above.blocks, share)))
+        self._remember_groups(np.concatenate(groups))
 
-    def _give_up(self, owner: Owner, left: int) -> None:
-        """The owner's least recently used segments, until it has `left` blocks at most."""
-        groups = list[Hashes]()
+    def _give_up(self, owner: Owner, left: int) -> Hashes:
+        """The owner's least recently used segments, until it has `left` blocks at most. Return their groups' names."""
+        groups, before = list[Hashes](), owner.blocks
         while owner.blocks > left:
             segment, _ = owner.segments.popitem(last=False)
-            if owner.heads.get(segment.blocks.item(0)) is segment:  # else a hash of another block was the same
-                del owner.heads[segment.blocks.item(0)]
-            self._count(owner, -len(segment.blocks) - SEGMENT_COST_BLOCKS)
-            groups.append(segment.blocks[(-1 - segment.first) % GROUP_BLOCKS :: GROUP_BLOCKS])
+            blocks = segment.blocks
+            head = blocks.item(0)
+            if owner.heads.get(head) is segment:  # else a hash of another block was the same
+                del owner.heads[head]
+            owner.blocks -= len(blocks) + SEGMENT_COST_BLOCKS
+            groups.append(blocks[(-1 - segment.first) % GROUP_BLOCKS :: GROUP_BLOCKS])
+        self.blocks -= before - owner.blocks
         owner.forgot = True
-        self._remember_groups(owner, np.concatenate(groups))
+        return np.concatenate(groups) ^ np.uint64(owner.number)
 
-    def _remember_groups(self, owner: Owner, names: Hashes) -> None:
+    def _remember_groups(self, names: Hashes) -> None:
         newest = self._filters[-1]
         if newest.count + len(names) > newest.capacity:
             self._filters = newest, GroupFilter(newest.capacity)
             for each in self._owners:
                 each.lost = each.lost or each.forgot
-        self._filters[-1].add(names ^ np.uint64(owner.number))
+        self._filters[-1].add(names)
 
 
 def _find(owner: Owner, blocks: Hashes) -> tuple[int, list[_Segment]]:

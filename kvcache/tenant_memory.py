@@ -17,8 +17,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from xxhash import xxh3_64_intdigest
-
 from prefixwatch.kvcache.block_memory import BlockMemory, Owner
 from prefixwatch.kvcache.blocks import Hashes, Tokens
 
@@ -56,26 +54,22 @@ class Sent:
     end: _End
 
 
-_Rest = tuple[int, int]
-"""How many tokens come behind a prompt's last full block, and a digest of them."""
-
-
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """One tenant's chains, and the ends of its prompts by their last full block (0: none)."""
+    """One tenant's chains, and the ends of its prompts by their last full block (0: none) and the tokens behind it."""
 
     owner: Owner
     unread: bool = False
     """A prompt was sent whose tokens aren't known: the tenant may own what nobody remembers."""
     forgot_short_end: bool = False
     forgot_end: bool = False
-    ends: OrderedDict[int, dict[_Rest, _End]] = field(default_factory=OrderedDict)
+    ends: OrderedDict[int, dict[bytes, _End]] = field(default_factory=OrderedDict)
     end_count: int = 0
 
     def open_end(self, number: int, tokens: Tokens, blocks: Hashes, block_size: int) -> _End:
         """Remember where this prompt ends; its answer is on its way."""
         key = int(blocks[-1]) if len(blocks) else 0
-        rest = _rest(tokens, len(blocks) * block_size, len(tokens))
+        rest = tokens[len(blocks) * block_size :].tobytes()
         ends = self.ends.setdefault(key, {})
         self.ends.move_to_end(key)
         end = ends.get(rest)
@@ -108,7 +102,7 @@ class _Tenant:
                 continue
             begin = position * sent.block_size
             for length in range(begin, min(begin + sent.block_size, len(sent.tokens) + 1)):
-                end = ends.get(_rest(sent.tokens, begin, length))
+                end = ends.get(sent.tokens[begin:length].tobytes())
                 if end is not None and end.number < sent.number:
                     reach = math.inf if end.open else max(reach, end.reach_tokens)
         return reach
@@ -189,7 +183,3 @@ class TenantMemory:
         if memory is None and (name in self._known or len(self._tenants) < self._room):
             memory = self._tenants[name] = _Tenant(self._memory.new_owner())
         return memory
-
-
-def _rest(tokens: Tokens, begin: int, end: int) -> _Rest:
-    return end - begin, xxh3_64_intdigest(tokens[begin:end].tobytes())

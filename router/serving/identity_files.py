@@ -54,6 +54,8 @@ class IdentityFiles:
         self._config = config
         self._changed = changed
         self._signing: dict[str | None, Any] = {}
+        self._unusable: dict[str, str] = {}
+        """Why each could not be read; a file that is being written may be broken for another reason a moment later."""
         self._seen: dict[Path, tuple[int, int, int]] = {}
         try:
             self._read_secrets()
@@ -83,29 +85,30 @@ class IdentityFiles:
         try:
             await read()
         except (OSError, ValueError, aiohttp.ClientError, TimeoutError) as error:
-            if self.usable[what]:
-                _log.error("identity: %s can't be used, the last ones stay valid: %s", what, type(error).__name__)
+            why = _why(error)
+            if self._unusable.get(what) != why:
+                _log.error("identity: %s can't be used, what it said before stays valid: %s", what, why)
+            self._unusable[what] = why
             self.usable[what] = False
             return False
+        self._unusable.pop(what, None)
         self.usable[what] = True
         return True
 
     def _read_secrets(self) -> None:
-        if self._config.secrets_file is not None and self._has_changed(self._config.secrets_file):
-            self._take(_loaded(self._config.secrets_file))
-            self._note(self._config.secrets_file)
+        if self._config.secrets_file is not None:
+            self._read_changed(self._config.secrets_file, lambda path: self._take(_loaded(path)))
 
     def _read_jwks(self) -> None:
         jwt = self._config.jwt
-        if jwt is not None and not jwt.jwks.startswith(_ADDRESS) and self._has_changed(Path(jwt.jwks)):
-            self._take_jwks(Path(jwt.jwks).read_text(encoding="utf-8"))
-            self._note(Path(jwt.jwks))
+        if jwt is not None and not jwt.jwks.startswith(_ADDRESS):
+            self._read_changed(Path(jwt.jwks), self._take_jwks_file)
 
-    def _has_changed(self, path: Path) -> bool:
-        return self._seen.get(path) != _state(path)
-
-    def _note(self, path: Path) -> None:
-        self._seen[path] = _state(path)
+    def _read_changed(self, path: Path, read: Callable[[Path], None]) -> None:
+        state = _state(path)  # before it is read: what is written meanwhile is another change
+        if self._seen.get(path) != state:
+            read(path)
+            self._seen[path] = state
 
     def _take(self, content: SecretsFile) -> None:
         key = content.namespace_key
@@ -135,6 +138,12 @@ class IdentityFiles:
             answer.raise_for_status()
             self._take_jwks((await answer.content.read(_JWKS_BYTES)).decode())
 
+    def _take_jwks_file(self, path: Path) -> None:
+        try:
+            self._take_jwks(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not a JWKS (RFC 7517): {error}") from error
+
     def _take_jwks(self, text: str) -> None:
         import jwt  # noqa: PLC0415  # the optional extra "jwt"
 
@@ -152,6 +161,12 @@ def _loaded(path: Path) -> SecretsFile:
     except DocumentError as error:
         places = [": ".join(line.split(": ")[:2]) for line in str(error).splitlines()]
         raise ValueError(f"{'; '.join(places)}: not as docs/multi-tenant.md describes it") from None
+
+
+def _why(error: Exception) -> str:
+    """Messages about files say where the mistake is; those about an address may have the address's password."""
+    named = str(error) and not isinstance(error, aiohttp.ClientError)
+    return str(error) if named else type(error).__name__
 
 
 def _state(path: Path) -> tuple[int, int, int]:

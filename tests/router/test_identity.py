@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from time import time
 from typing import Any
 
+import aiohttp
 import jwt
 import pytest
 import yaml
@@ -212,8 +214,49 @@ async def test_keys_rotate_without_a_restart(
     await until(lambda: not client.router.identity_files.usable["secrets"])
     assert await accepted("a-new-key-of-acme"), "what was valid stays so"
     assert client.value("identity_files_usable", file="secrets") == 0
+    await until(lambda: f"{secrets_file}: namespace_key is shorter than 32 characters" in caplog.text)
     assert "too-short-a-secret" not in caplog.text
     assert salts(engines[0])[-1] == new
+
+
+async def test_the_log_names_the_file_and_the_place_and_quotes_nothing(
+    secrets_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is what the runbook sends the reader to."""
+    monkeypatch.setattr(identity_files, "CHECK_SECONDS", 0.01)
+    jwks = tmp_path / "jwks.json"
+    jwks.write_text(key_set(one=ec.generate_private_key(ec.SECP256R1())))
+    files = IdentityFiles(
+        IdentityConfig.model_validate({"secrets_file": secrets_file, "jwt": {"jwks": str(jwks), "audience": "llm"}})
+    )
+    async with aiohttp.ClientSession() as session:
+        fresh = asyncio.create_task(files.keep_fresh(session))
+        secrets_file.write_text("api_keys: {}\nnamespace_keys: s3cret\n")
+        jwks.write_text('{"keys": "s3cret"')
+        secrets = rf"secrets can't be used.*{secrets_file}:2: namespace_keys: .*docs/multi-tenant.md"
+        signing = rf"jwks can't be used.*{jwks}: not a JWKS .*line 1 column"
+        await until(lambda: all(re.search(message, caplog.text) for message in (secrets, signing)))
+        fresh.cancel()
+    assert "s3cret" not in caplog.text
+
+
+def test_what_is_written_while_a_file_is_read_is_read_the_next_time(
+    secrets_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = IdentityFiles(IdentityConfig(secrets_file=secrets_file, api_keys=True))
+    read = identity_files._loaded
+
+    def overtaken(path: Path) -> identity_files.SecretsFile:
+        content = read(path)
+        written(secrets_file, latest="the latest key")
+        return content
+
+    written(secrets_file, earlier="an earlier key")
+    monkeypatch.setattr(identity_files, "_loaded", overtaken)
+    files._read_secrets()
+    monkeypatch.undo()
+    files._read_secrets()
+    assert set(files.tenant_of.values()) == {"latest"}
 
 
 def token(key: Any, kid: str = "one", algorithm: str = "ES256", **claims: Any) -> str:
