@@ -37,6 +37,8 @@ class Answer:
     ttft_seconds: float | None = None
     error: str = ""
     done: bool = False
+    location: str = ""
+    """Where to ask again, of a 202."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Client:
         sent = time.perf_counter()
         async with self.session.post(f"{self.url}/v1/chat/completions", json=request, headers=headers) as response:
             answer.status = response.status
+            answer.location = response.headers.get("Location", "")
             answer.worker = response.headers.get("x-prefixwatch-worker", "")
             answer.retries = int(response.headers.get("x-prefixwatch-retries", "0"))
             predicted = response.headers.get("x-prefixwatch-predicted-tokens")
