@@ -30,9 +30,15 @@ every_promtool = pytest.mark.parametrize("promtool", PROMTOOLS.values(), ids=PRO
 
 
 def expect(
-    promtool: str, folder: Path, document: str, series: dict[str, str], values: list[tuple[str, str, float | None]]
+    promtool: str,
+    folder: Path,
+    document: str,
+    series: dict[str, str],
+    values: list[tuple[str, str, float | None]],
+    every: str = "1m",
 ) -> None:
-    """Rules of `document` over `series`, a sample a minute: each (expression, time) has the value, or none."""
+    """Rules of `document` over `series`, a sample a minute, evaluated every so often: each (expression, time) has
+    the value, or none."""
     (folder / "own.yaml").write_text(document)
     [slo] = load_slos([folder / "own.yaml"])
     rules = slo_file(slo, load_catalogue(), RuleSettings())
@@ -51,7 +57,7 @@ def expect(
     }
     document_of_tests = {
         "rule_files": ["rules.yaml"],
-        "evaluation_interval": "1m",
+        "evaluation_interval": every,
         "group_eval_order": [group.name for group in rules.groups],  # else at random
         "tests": [case],
     }
@@ -164,7 +170,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
     third = {PROMPTS: "0x60 100+100x360", HITS: "0x60 95+95x360"}
     remaining, lasts = "prefixwatch:slo_error_budget_remaining:ratio", "prefixwatch:slo_error_budget_exhaustion:seconds"
 
-    expect(promtool, tmp_path, SESSION, {PROMPTS: "5x60", HITS: "4x60"}, [(remaining, "60m", None)])
+    expect(promtool, tmp_path, SESSION, {PROMPTS: "5x60", HITS: "4x60"}, [(remaining, "60m", None)], "5m")
     expect(
         promtool,
         tmp_path,
@@ -172,6 +178,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
         third,
         # In 6 hours 36,000 events are 5,400 of budget, of which 1,800 are spent: 3,600 are left, spent in 12 hours.
         [(remaining, "7h", 0.667), (f"round({lasts}, 60)", "7h", 43_200)],
+        "5m",
     )
     expect(
         promtool,
@@ -179,6 +186,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
         SESSION,
         {PROMPTS: "0x60 100+100x360", HITS: "0x420"},
         [(remaining, "7h", -5.667), (lasts, "7h", 0)],
+        "5m",
     )
     expect(
         promtool,
@@ -186,6 +194,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
         SESSION,
         {PROMPTS: "0x60 100+100x360", HITS: "0x60 100+100x360"},
         [(remaining, "7h", 1), (lasts, "7h", None)],
+        "5m",
     )
 
 
