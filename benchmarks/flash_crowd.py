@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.plot import Curve, Panel, svg
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import RequestRecord
@@ -24,7 +25,6 @@ from prefixwatch.router.degradation.config import DegradationConfig
 from prefixwatch.router.degradation.policy import DegradingPolicy
 from prefixwatch.router.policies import make_policy
 from prefixwatch.simulator.fleet import FleetSimulation
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 BLOCK = 64

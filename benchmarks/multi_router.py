@@ -22,13 +22,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import POLICIES
 from prefixwatch.simulator.multi_router import Spread, simulate_routers
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.router import ViewKind
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 WORKERS = 8

@@ -25,13 +25,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.plot import Curve, Panel, svg
+from benchmarks.scaled_fleet import Look, Pace, ScaledFleet, Scaler
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.exporters.scaling.governor import Limits, State, advance
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.loadgen.scenario.moves_section import Moves
 from prefixwatch.router.policies import make_policy
-from prefixwatch.simulator.sessions.scaled_fleet import Look, Pace, ScaledFleet, Scaler
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 BLOCK = 64

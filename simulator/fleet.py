@@ -29,8 +29,7 @@ from prefixwatch.simulator.result import SimulationResult, WorkerTotals, new_rec
 from prefixwatch.simulator.router import Placement, SimulatedRouter, ViewKind, make_views
 from prefixwatch.simulator.snapshot_view import SnapshotView
 from prefixwatch.simulator.traffic.closed_loop import ClosedLoop
-from prefixwatch.simulator.traffic.synthetic import infinite_cache_tokens
-from prefixwatch.simulator.traffic.trace import SimulatedRequest
+from prefixwatch.simulator.traffic.trace import SimulatedRequest, infinite_cache_tokens
 from prefixwatch.simulator.watching import Watcher
 
 _STEP_END, _REPORT, EVENT, _ARRIVAL = range(4)  # in this order at equal times

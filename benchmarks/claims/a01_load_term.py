@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import hit_percent, max_over_mean
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
 BETAS = (0.0, 0.5, 1.0)
 ENGINE = EngineConfig(StepTime(base_s=0.02, per_prefill_token_s=1 / 12_000), block_size=512, capacity_blocks=400)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import hit_percent
-from prefixwatch.simulator.runs import simulate_trace
+from benchmarks.simulated import simulate_trace
 
 PUBLISHED: Mapping[str, Mapping[int | None, float]] = {
     "conversation": {None: 36.6, 1_000: 4.5, 5_000: 11.2, 10_000: 21.2, 50_000: 35.5},

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.simulator.caches.fleet import simulate_caches
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import session_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 CONTEXTS = 60

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import hit_percent
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import session_requests
 
 BETAS = (0.01, 1.0, 20.0)
 WINDOWED = ("score", "affinity")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import output_tokens_per_second
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
 CONCURRENCY = 64
 PROMPT_BLOCKS = 37

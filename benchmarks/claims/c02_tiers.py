@@ -10,13 +10,13 @@ import numpy as np
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import hit_percent, output_tokens_per_second
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.loadgen.scenario.cache_section import Cache
 from prefixwatch.simulator.caches.fleet import simulate_caches
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import session_requests
 
 TURNS = 8
 USERS = 24

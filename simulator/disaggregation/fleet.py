@@ -29,8 +29,7 @@ from prefixwatch.router.policy import NO_TOKENS, NoWorkers, RouteRequest
 from prefixwatch.simulator.disaggregation.policies import Disaggregated, DisaggregationOptions, Split
 from prefixwatch.simulator.disaggregation.side import Side, SideView, Stay
 from prefixwatch.simulator.result import SimulationResult, WorkerTotals, explain, new_record, note_parts
-from prefixwatch.simulator.traffic.synthetic import infinite_cache_tokens
-from prefixwatch.simulator.traffic.trace import SimulatedRequest
+from prefixwatch.simulator.traffic.trace import SimulatedRequest, infinite_cache_tokens
 
 LOCAL, REMOTE = "local", "remote"
 

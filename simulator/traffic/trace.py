@@ -6,7 +6,7 @@ are. Recorded texts are tokenised and hashed. Lengths alone become prompts that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,3 +134,19 @@ def trace_tokens(blocks: Hashes, prompt_tokens: int, block_size: int = TRACE_BLO
     """Token ids that are equal exactly where block ids are: token j of block b is b · block size + j (32 bits kept)."""
     ids = blocks[:, None] * np.uint64(block_size) + np.arange(block_size, dtype=np.uint64)
     return ids.ravel()[:prompt_tokens].astype(np.uint32)
+
+
+def infinite_cache_tokens(requests: Sequence[SimulatedRequest], block_size: int) -> list[int]:
+    """Leading prompt tokens of each request that earlier ones carried too: what a cache without limit could reuse."""
+    lengths = np.array([len(request.blocks) for request in requests], dtype=np.int64)
+    if not lengths.sum():
+        return [0] * len(requests)
+    blocks = np.concatenate([request.blocks for request in requests])
+    _, first, which = np.unique(blocks, return_index=True, return_inverse=True)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    fresh = np.append(np.flatnonzero(first[which] >= np.repeat(starts, lengths)), len(blocks))
+    depths = np.minimum(fresh[np.searchsorted(fresh, starts)], ends) - starts
+    prompts = np.array([request.prompt_tokens for request in requests])
+    shared: list[int] = np.minimum(depths * block_size, prompts).tolist()
+    return shared

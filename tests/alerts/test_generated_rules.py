@@ -35,6 +35,7 @@ def expect(
     document: str,
     series: dict[str, str],
     values: list[tuple[str, str, float | None]],
+    *,
     every: str = "1m",
 ) -> None:
     """Rules of `document` over `series`, a sample a minute, evaluated every so often: each (expression, time) has
@@ -170,7 +171,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
     third = {PROMPTS: "0x60 100+100x360", HITS: "0x60 95+95x360"}
     remaining, lasts = "prefixwatch:slo_error_budget_remaining:ratio", "prefixwatch:slo_error_budget_exhaustion:seconds"
 
-    expect(promtool, tmp_path, SESSION, {PROMPTS: "5x60", HITS: "4x60"}, [(remaining, "60m", None)], "5m")
+    expect(promtool, tmp_path, SESSION, {PROMPTS: "5x60", HITS: "4x60"}, [(remaining, "60m", None)], every="5m")
     expect(
         promtool,
         tmp_path,
@@ -178,7 +179,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
         third,
         # In 6 hours 36,000 events are 5,400 of budget, of which 1,800 are spent: 3,600 are left, spent in 12 hours.
         [(remaining, "7h", 0.667), (f"round({lasts}, 60)", "7h", 43_200)],
-        "5m",
+        every="5m",
     )
     expect(
         promtool,
@@ -186,7 +187,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
         SESSION,
         {PROMPTS: "0x60 100+100x360", HITS: "0x420"},
         [(remaining, "7h", -5.667), (lasts, "7h", 0)],
-        "5m",
+        every="5m",
     )
     expect(
         promtool,
@@ -194,7 +195,7 @@ def test_the_budget_left_and_the_time_it_lasts_at_the_edges(promtool: str, tmp_p
         SESSION,
         {PROMPTS: "0x60 100+100x360", HITS: "0x60 100+100x360"},
         [(remaining, "7h", 1), (lasts, "7h", None)],
-        "5m",
+        every="5m",
     )
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policies.affinity import Affinity
 from prefixwatch.router.policy import LoadReport, RouteRequest
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve
 
 PLAIN: dict[str, Any] = {"hotspot_weight": 0.0, "home_ratio": 0.0}

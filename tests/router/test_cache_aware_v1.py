@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import make_policy
 from prefixwatch.router.policies.sglang.cache_aware_v1 import CacheAwareV1
 from prefixwatch.router.policy import Fleet, LoadReport
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve
 
 OURS = ["affinity", "score"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import make_policy
@@ -17,7 +18,6 @@ from prefixwatch.router.policies.canary.trial import Arm, Limits, Trial
 from prefixwatch.router.policy import Fleet, Worker
 from prefixwatch.router.sessions.moving import MovingPolicy, Trigger
 from prefixwatch.simulator.fleet import FleetSimulation
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.slo.wilson import share_difference
 from tests.router.fleets import a_request
 from tests.router.test_session_moving import Around

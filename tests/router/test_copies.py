@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.grading.measured import Measured
@@ -11,7 +12,6 @@ from prefixwatch.loadgen.request_log.columns import Columns
 from prefixwatch.loadgen.reuse.grade import grade_reuse
 from prefixwatch.router.policies import make_policy
 from prefixwatch.simulator.fleet import FleetSimulation
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
 ENGINE = EngineConfig(StepTime(base_s=0.01, per_prefill_token_s=1 / 8000), block_size=64, capacity_blocks=5000)
 WORKLOAD = SharedPrefixWorkload(

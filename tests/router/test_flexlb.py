@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import make_policy
@@ -18,7 +19,6 @@ from prefixwatch.router.policies.flexlb.prefill_predictor import FormulaPredicto
 from prefixwatch.router.policy import LoadReport, Policy, RouteRequest
 from prefixwatch.router.sessions.moving import MovingPolicy
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from tests.router.fleets import a_fleet, a_request
 
 AT_ONCE: dict[str, Any] = {"batcher": "none", "ledger_cache_ms": 0.0}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.kvcache.blocks import as_tokens
@@ -18,7 +19,6 @@ from prefixwatch.router.policies.llmd.approx import LlmdApprox, text_chain
 from prefixwatch.router.policies.llmd.scorers import kv_cache_scores, queue_scores
 from prefixwatch.router.policy import Fleet, LoadReport, RouteRequest, Worker
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import session_requests
 from tests.router.fleets import BLOCK, a_fleet, a_request
 
 PREFIX_ONLY: dict[str, Any] = {"prefix_weight": 1.0, "queue_weight": 0.0, "kv_weight": 0.0}

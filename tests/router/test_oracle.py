@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig, EngineModel
 from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_time import StepTime
@@ -16,7 +17,6 @@ from prefixwatch.router.serving.create import create_app
 from prefixwatch.simulator.engine_views import TruthView
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 from tests.router.fleets import BLOCK, a_fleet, a_request
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.router.policies import make_policy
@@ -21,7 +22,6 @@ from prefixwatch.router.policies.preble.prefix_tree_load import (
 )
 from prefixwatch.router.policy import NO_TOKENS, Policy, RouteRequest
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from tests.router.fleets import BLOCK, a_fleet
 
 _fresh = count(1_000_000)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from uhashring import HashRing
 
+from benchmarks.simulated import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.kvcache.blocks import as_tokens
@@ -19,7 +20,6 @@ from prefixwatch.router.policies.production_stack.prefixaware import PrefixAware
 from prefixwatch.router.policy import Fleet, RouteRequest, Worker
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from tests.router.fleets import BLOCK, a_fleet, a_request, serve
 
 FALLBACKS = ["session", "kvaware", "loadaware", "loadaware_tokens"]

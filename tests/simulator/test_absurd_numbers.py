@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.kvcache.transfer_link import KvLink
@@ -22,7 +23,6 @@ from prefixwatch.router.tenant_config import FairnessConfig, IsolationConfig
 from prefixwatch.simulator.caches.fleet import simulate_caches
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
-from prefixwatch.simulator.traffic.synthetic import session_requests
 from prefixwatch.stack.errors import UsageError
 from prefixwatch.stack.planning.plan import PlanOptions, run_plan
 from prefixwatch.stack.simulation.caches import chosen_caches

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.kvcache.transfer_link import Wire, arrival
@@ -20,8 +21,7 @@ from prefixwatch.simulator.caches.block_store import BlockStore
 from prefixwatch.simulator.caches.fleet import simulate_caches
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import infinite_cache_tokens, session_requests
-from prefixwatch.simulator.traffic.trace import SimulatedRequest
+from prefixwatch.simulator.traffic.trace import SimulatedRequest, infinite_cache_tokens
 
 STEP = StepTime(base_s=0.01, per_prefill_token_s=1e-4)
 ENGINE = EngineConfig(STEP, capacity_blocks=20_000)

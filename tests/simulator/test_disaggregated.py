@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import Outcome
@@ -17,7 +18,6 @@ from prefixwatch.simulator.disaggregation.fleet import (
     simulate_disaggregated,
 )
 from prefixwatch.simulator.disaggregation.policies import Disaggregated, DisaggregationOptions
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 BASE_S, PER_TOKEN_S = 0.01, 1 / 12_000

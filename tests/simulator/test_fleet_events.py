@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.event_effects import EventEffect, event_effects
@@ -17,7 +18,6 @@ from prefixwatch.loadgen.scenario.fleet_section import Event, event_plan
 from prefixwatch.simulator.fleet_events import UNSEEN_SECONDS, simulate_events
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import session_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 ENGINE = EngineConfig(StepTime(base_s=0.01, per_prefill_token_s=1e-4), capacity_blocks=20_000)

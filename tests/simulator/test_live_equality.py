@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig, EngineModel
 from prefixwatch.engines.model.kinds import KINDS, EngineKind
 from prefixwatch.engines.model.profiles import profile
@@ -19,7 +20,6 @@ from prefixwatch.engines.model.sequence import SequenceState, SimRequest, TokenO
 from prefixwatch.engines.simulated import step_loop
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 REQUESTS = shared_prefix_requests(SharedPrefixWorkload(150, 60.0, groups=6, shared_blocks=20, output_tokens=40), seed=5)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.scenario.cache_section import Cache
@@ -21,7 +22,6 @@ from prefixwatch.simulator.disaggregation.policies import DisaggregationOptions
 from prefixwatch.simulator.fleet_events import simulate_events
 from prefixwatch.simulator.result import SimulationResult
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
-from prefixwatch.simulator.traffic.synthetic import session_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 ENGINE = EngineConfig(StepTime(base_s=0.01, per_prefill_token_s=1e-4), capacity_blocks=200, max_num_seqs=4)

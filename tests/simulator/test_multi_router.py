@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from benchmarks.multi_router import ENGINE, WORKERS, measure
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.simulator.multi_router import simulate_routers, spread_over
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
 REQUESTS = shared_prefix_requests(
     SharedPrefixWorkload(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.scaled_fleet import Look, Pace, ScaledFleet
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import Outcome
 from prefixwatch.loadgen.scenario.moves_section import Moves
 from prefixwatch.router.policies import make_policy
-from prefixwatch.simulator.sessions.scaled_fleet import Look, Pace, ScaledFleet
-from prefixwatch.simulator.traffic.synthetic import session_requests
 
 ENGINE = EngineConfig(StepTime(base_s=0.01, per_prefill_token_s=1e-4), capacity_blocks=5000)
 

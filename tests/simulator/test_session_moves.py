@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.simulated import session_requests
 from prefixwatch.engines.model.engine import EngineConfig, EngineModel
 from prefixwatch.engines.model.sequence import SimRequest
 from prefixwatch.engines.model.step_time import StepTime
@@ -16,7 +17,6 @@ from prefixwatch.loadgen.scenario.fleet_section import Event, EventPlan, Planned
 from prefixwatch.loadgen.scenario.moves_section import Moves
 from prefixwatch.simulator.fleet_events import simulate_events
 from prefixwatch.simulator.sessions.moving_fleet import simulate_moves
-from prefixwatch.simulator.traffic.synthetic import session_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 ENGINE = EngineConfig(StepTime(base_s=0.005, per_prefill_token_s=1e-4), capacity_blocks=20_000)

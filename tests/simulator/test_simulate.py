@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulated import SharedPrefixWorkload, session_requests, shared_prefix_requests, simulate_trace
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.step_time import StepTime
 from prefixwatch.loadgen.request_log.records import Outcome
 from prefixwatch.simulator.result import SimulationResult
-from prefixwatch.simulator.runs import simulate_requests, simulate_trace
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, session_requests, shared_prefix_requests
+from prefixwatch.simulator.runs import simulate_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "mooncake"

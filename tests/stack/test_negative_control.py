@@ -6,6 +6,7 @@ the statistics (negative controls: llm-d's blog of 2025-09-03, "at low reuse no 
 
 from __future__ import annotations
 
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.loadgen.grading.comparison import Comparison, compare_policies
@@ -13,7 +14,6 @@ from prefixwatch.loadgen.grading.measured import Measured
 from prefixwatch.loadgen.grading.summary import columns_by_policy
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.simulator.runs import simulate_requests
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
 ENGINE = EngineConfig(step_time=profile("assumed-gpu").step_time, capacity_blocks=1000)
 POLICIES = ("round_robin", "cache_aware")

@@ -1,14 +1,24 @@
-"""Synthetic requests for the fleet simulator: groups that share an opening, and sessions that grow turn by turn."""
+"""Traffic for the fleet simulator without a scenario: groups that share an opening, sessions that grow turn by turn,
+and a recording replayed in one call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from prefixwatch.engines.model.engine import EngineConfig
+from prefixwatch.engines.model.profiles import DEFAULT_PROFILE, profile
 from prefixwatch.kvcache.blocks import DEFAULT_BLOCK_SIZE, Hashes, Tokens, block_hashes
-from prefixwatch.simulator.traffic.trace import SimulatedRequest
+from prefixwatch.simulator.result import SimulationResult
+from prefixwatch.simulator.router import ViewKind
+from prefixwatch.simulator.runs import Arrivals, simulate_requests
+from prefixwatch.simulator.traffic.trace import SimulatedRequest, read_trace
+from prefixwatch.simulator.watching import Watch, unwatched
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +111,46 @@ def _random_tokens(rng: np.random.Generator, count: int) -> Tokens:
     return rng.integers(0, 2**31, count, dtype=np.uint32)
 
 
-def infinite_cache_tokens(requests: Sequence[SimulatedRequest], block_size: int) -> list[int]:
-    """Leading prompt tokens of each request that earlier ones carried too: what a cache without limit could reuse."""
-    lengths = np.array([len(request.blocks) for request in requests], dtype=np.int64)
-    if not lengths.sum():
-        return [0] * len(requests)
-    blocks = np.concatenate([request.blocks for request in requests])
-    _, first, which = np.unique(blocks, return_index=True, return_inverse=True)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    fresh = np.append(np.flatnonzero(first[which] >= np.repeat(starts, lengths)), len(blocks))
-    depths = np.minimum(fresh[np.searchsorted(fresh, starts)], ends) - starts
-    prompts = np.array([request.prompt_tokens for request in requests])
-    shared: list[int] = np.minimum(depths * block_size, prompts).tolist()
-    return shared
+def simulate_trace(
+    path: Path | str,
+    *,
+    workers: int = 1,
+    capacity_blocks: int | None = None,
+    policy: str = "round_robin",
+    policy_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    arrivals: Arrivals = "auto",
+    speed: float = 1.0,
+    limit: int | None = None,
+    step_time_profile: str = DEFAULT_PROFILE,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    view: ViewKind = "history",
+    watch: Watch = unwatched,
+) -> SimulationResult:
+    """Replay the (first `limit`) requests of a recording, `speed` times as fast as recorded.
+
+    `capacity_blocks` is each engine's cache in the trace's blocks; None: nothing is ever evicted. Raises ValueError
+    (TraceError for the file) with what is wrong and where.
+    """
+    if not speed > 0:
+        raise ValueError(f"speed must be above 0, got {speed}")
+    trace = read_trace(path, limit)
+    engine = EngineConfig(
+        step_time=profile(step_time_profile).step_time,
+        block_size=trace.block_size,
+        capacity_blocks=capacity_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    return simulate_requests(
+        [replace(request, arrival_s=request.arrival_s / speed) for request in trace.requests],
+        policy=policy,
+        workers=workers,
+        engine=engine,
+        seed=seed,
+        policy_options=policy_options,
+        arrivals=arrivals,
+        view=view,
+        watch=watch,
+    )
