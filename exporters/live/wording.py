@@ -69,7 +69,7 @@ FLAG_WORDS: Mapping[str, str] = {
     "unmapped_label": "a label has a value that the catalogue doesn't know: it counts as `unknown`",
     "wrong_content_type": "its page is declared as something else than metrics",
     "layer_silent": "a configured layer has no family on its page",
-    "malformed_lines": "lines of its page can't be read",
+    "malformed_lines": "lines of its page can't be read, or have no number",
     "duplicate_series": "its page has a series twice",
     "mixed_buckets": "its bucket bounds differ from other targets'",
     "kv_events_unknown": "no KV events arrive",

@@ -14,6 +14,7 @@ from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from prefixwatch.exporters.scraping.histogram import Histogram
 from prefixwatch.exporters.scraping.window import Indices, Vector
@@ -147,6 +148,12 @@ class Book:
     def scaled(self, places: Indices, counters: Vector) -> Vector:
         """Values of the counters at these places, in their groups' units."""
         return counters * self._scales[places]
+
+    def groups_without(self, known: npt.NDArray[np.bool_]) -> frozenset[int]:
+        """Groups of which no counter is known."""
+        if known.all() or len(known) != len(self.entries):
+            return frozenset()
+        return frozenset(np.flatnonzero(np.bincount(self._group_of_place, known, len(self.groups)) == 0).tolist())
 
     def totals(self, counters: Vector) -> Vector:
         """Sums by group, in the groups' units, of the counters' values in their own."""

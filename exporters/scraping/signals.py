@@ -16,6 +16,7 @@ from prefixwatch.exporters.scraping.frozen import FrozenEngines
 from prefixwatch.exporters.scraping.histogram import Histogram, merge
 from prefixwatch.exporters.scraping.labels import LabelLimit
 from prefixwatch.exporters.scraping.plan import Counted, Plan, gauge_values, make_plan
+from prefixwatch.exporters.scraping.turns import Turns, is_correction, is_restart
 from prefixwatch.exporters.scraping.window import CounterBank, Increase, Indices, Vector, Window
 
 _MOST_PROCESSES = 16
@@ -45,6 +46,11 @@ class SignalStore:
         self._bank = CounterBank()
         self._others: dict[float, Vector] = {}
         """By their start times, processes that showed counters before the present one: what they showed."""
+        self._unknown: frozenset[int] = frozenset()
+        """Groups of counters that never had a value: their totals are unknown and not 0."""
+        self.unusable = 0
+        """Samples of the newest page that are read and are no number, or infinite, or counters below 0."""
+        self._turns = Turns(horizon_seconds)
         self.several_processes = False
         """Whether several processes answer at the target's address in turn, by the newest change of process."""
         self._book = Book.of(())
@@ -86,13 +92,15 @@ class SignalStore:
             self._layout = reading.layout
             self._counted = before | self._plan.counted
         plan, values = self._plan, reading.values
-        restarted = self._restarted(plan, values)
+        restarted = self._restarted(plan, values) or self._fell(plan, values, at_seconds)
         reset = self._bank.update(plan.counter_places, values[plan.counter_slots]) or restarted
         replaced = before is not self._counted and self._replace_sources(before, reset)
         totals_before, self._totals = self._totals, self._book.totals(self._bank.totals())
         self.resets += reset
         if reset or (replaced and bool((self._totals[: len(totals_before)] < totals_before).any())):
             self.window.restart()  # counts that moved to other labels or bounds can't be compared
+        self._unknown = self._book.groups_without(self._bank.known)
+        self.unusable = int((~np.isfinite(values)).sum() + (values[plan.counter_slots] < 0).sum())
         self.window.add(at_seconds, self._totals)
         if self._watch is not None:
             self.frozen = self._watch.among(reading, at_seconds)
@@ -280,6 +288,30 @@ class SignalStore:
         self.several_processes = back is not None
         return back is None
 
+    def _fell(self, plan: Plan, values: Vector, at_seconds: float) -> bool:
+        """Whether counters fell though nothing says that this is another process; then they can't be compared."""
+        places, counters = plan.counter_places, values[plan.counter_slots]
+        shown = self._bank.shown(places)
+        fallen = (counters < shown) & (counters >= 0)
+        if not (self._turns or fallen.any()):
+            return False
+        back = self._turns.back(shown, places, counters, at_seconds)
+        if back is not None:
+            self._turns.leave(self._bank.leave(), at_seconds)
+            self._bank.resume(back)
+            self.several_processes = True
+            return False
+        if not fallen.any():
+            return False
+        scaled = (self._book.scaled(places[fallen], each[fallen]).sum() for each in (shown, counters))
+        before, left = map(float, scaled)
+        self.several_processes = False
+        if not is_restart(before, left):
+            self._turns.leave(self._bank.everything_shown(), at_seconds)
+        if is_correction(before, left):
+            self._bank.correct(places[fallen], counters[fallen])
+        return True
+
     def _values(self, *, grown: bool) -> list[float] | None:
         """Lifetime totals or growth by place; None for growth before there is a window. A list is read much faster than
         an array, number by number."""
@@ -295,13 +327,20 @@ class SignalStore:
         if found is None:
             increase = self.increase if grown else None
             vector = self._totals if not grown else increase.vector if increase else None
-            found = self._sums[grown] = {} if vector is None else self._book.sums(vector)
+            found = {} if vector is None else self._book.sums(vector)
+            if self._unknown:
+                found = {key: value for key, value in found.items() if self._is_known(key[0])}
+            self._sums[grown] = found
         return found
+
+    def _is_known(self, signal: str) -> bool:
+        return any(place not in self._unknown for _, place in self._book.by_signal.get(signal, ()))
 
     def _sums_by(self, signal: str, labels: tuple[str, ...], *, grown: bool) -> dict[tuple[str, ...], float]:
         values, sums = self._values(grown=grown), dict[tuple[str, ...], float]()
         for labelled, place in self._book.labelled(signal, labels) if values is not None else ():
-            sums[labelled] = sums.get(labelled, 0.0) + values[place]  # type: ignore[index]  # there are values here
+            if place not in self._unknown:
+                sums[labelled] = sums.get(labelled, 0.0) + values[place]  # type: ignore[index]  # there are values here
         return sums
 
     def _histograms(

@@ -155,7 +155,8 @@ class Target:
             flags["tls_unverified"] = self.config.tls_unverified
         if self.numbers:
             flags |= self.numbers.flags
-            flags["malformed_lines"] = self.health.malformed_lines > 0
+            unusable = self._store.unusable if self._store else 0
+            flags["malformed_lines"] = self.health.malformed_lines + unusable > 0
             flags["duplicate_series"] = self.health.duplicate_lines > 0
             flags["type_mismatch"] = bool(self.review.mistyped)
             flags["family_twice"] = bool(self.review.twice)

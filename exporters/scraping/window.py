@@ -29,6 +29,8 @@ class CounterBank:
     def __init__(self) -> None:
         self._shown: Vector = np.zeros(0)
         self._before_resets: Vector = np.zeros(0)
+        self.known = np.zeros(0, dtype=np.bool_)
+        """Of each series: whether it ever had a value that a counter can have."""
 
     def leave(self) -> Vector:
         """The process that counted until now is not the one that counts next: what it showed, for `resume`."""
@@ -46,6 +48,7 @@ class CounterBank:
         added = np.zeros(count - len(self._shown))
         self._shown = np.append(self._shown, added)
         self._before_resets = np.append(self._before_resets, added)
+        self.known = np.append(self.known, np.zeros(len(added), dtype=np.bool_))
 
     def update(self, places: Indices, values: Vector) -> bool:
         """Take new values of the series at these places; True when any of them was reset.
@@ -55,8 +58,10 @@ class CounterBank:
         shown = self._shown[places]
         if ((values >= shown) & (values < np.inf)).all():  # as nearly always; NaN is neither
             self._shown[places] = values
+            self.known[places] = True
             return False
         valid = np.isfinite(values) & (values >= 0)
+        self.known[places] |= valid
         reset = valid & (values < shown)
         any_reset = bool(reset.any())
         if any_reset:
@@ -67,6 +72,15 @@ class CounterBank:
     def shown(self, places: Indices) -> Vector:
         """What these series show now."""
         return self._shown[places]
+
+    def everything_shown(self) -> Vector:
+        """What all series show now."""
+        return self._shown.copy()
+
+    def correct(self, places: Indices, values: Vector) -> None:
+        """These series show less than before, all of which was counted already: their totals stay."""
+        self._before_resets[places] += self._shown[places] - values
+        self._shown[places] = values
 
     def retire(self, places: Indices, *, keep: bool) -> None:
         """These series are read no more. What they showed is kept, as after a reset, or is part of other series now."""
