@@ -31,6 +31,11 @@ class Fault:
     """Traffic before the fault; there is none of it where the fault is there from the start."""
 
 
+async def _rotate_half(stack: DrillStack, _traffic: Traffic) -> None:
+    """A rotation that was cut off while it wrote over the file."""
+    stack.secrets_file.write_text("namespace_key: 'the next key, of wh", encoding="utf-8")
+
+
 async def _restart_first(stack: DrillStack, _traffic: Traffic) -> None:
     """Killed, gone for as long as a model takes to load at the drill's time scale, and back with an empty cache."""
     engine = stack.engines[0]
@@ -167,6 +172,13 @@ FAULTS: Mapping[str, Fault] = {
         _FELT | _CROWDED | {"AffinityAdmissionLow"},
         settings=DrillSettings(salted_tenants=()),
         traffic=Traffic(salt_per_request=True),
+    ),
+    "identity-file": Fault(
+        "a rotation leaves half a secrets file",
+        "identity_file_unusable",
+        frozenset({"IdentityFileUnusable"}),
+        settings=DrillSettings(salted_tenants=(), secrets={"namespace_key": "a drill's own key, of no use elsewhere"}),
+        inject=_rotate_half,
     ),
     "router-blind": Fault(
         "the router listens for KV events where nobody publishes",

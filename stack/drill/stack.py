@@ -55,6 +55,8 @@ class DrillSettings:
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(name="affinity", options=_PATIENT))
     cache_view: str = "events"
     salted_tenants: Sequence[str] = ("acme", "globex", "initech")
+    secrets: Mapping[str, Any] | None = None
+    """The content of a secrets file from which the router derives all salts; then no tenant may be salted."""
     router_hears_events: bool = True
     """False: the router is given event endpoints that nobody publishes on."""
     proxied: frozenset[Way] = frozenset()
@@ -94,6 +96,8 @@ class DrillStack:
     exporter_url: str
     prometheus_url: str
     notices: list[Notice]
+    secrets_file: Path
+    """The router's, where it has one."""
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +115,8 @@ async def drill_stack(
         webhook = await cleanup.enter_async_context(_webhook(notices))
         engines = await _start_engines(settings, parts)
         router, exporter, prometheus, manager = (f"127.0.0.1:{port}" for port in free_ports(4))
-        parts.write("router.yaml", _router_config(settings, engines, router))
+        secrets_file = parts.write("secrets.yaml", settings.secrets)
+        parts.write("router.yaml", _router_config(settings, engines, router, secrets_file))
         parts.write("exporter.yaml", _exporter_config(engines, f"http://{router}", exporter))
         parts.write("alertmanager.yml", _to_webhook(alertmanager, webhook))
         parts.write("prometheus.yml", prometheus_config(exporter, "1s", rules=rules, alertmanager=manager))
@@ -130,7 +135,9 @@ async def drill_stack(
             alertmanager_command(binaries["alertmanager"], folder, manager),
             f"http://{manager}/-/ready",
         )
-        yield DrillStack(engines, f"http://{router}", f"http://{exporter}", f"http://{prometheus}", notices)
+        yield DrillStack(
+            engines, f"http://{router}", f"http://{exporter}", f"http://{prometheus}", notices, secrets_file
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +229,11 @@ def _own(part: str, folder: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "prefixwatch", part, "--config", str(folder / f"{part}.yaml")]
 
 
-def _router_config(settings: DrillSettings, engines: Sequence[EngineParts], address: str) -> dict[str, Any]:
+def _router_config(
+    settings: DrillSettings, engines: Sequence[EngineParts], address: str, secrets_file: Path
+) -> dict[str, Any]:
     host, port = address.split(":")
+    identity = {"secrets_file": str(secrets_file), "trusted_proxies": ["127.0.0.1"]}
     nobody = "" if settings.router_hears_events else ".nobody"
     workers = [
         {
@@ -243,6 +253,7 @@ def _router_config(settings: DrillSettings, engines: Sequence[EngineParts], addr
             "port": int(port),
             "policy": settings.policy.model_dump(),
             "cache_view": {"source": settings.cache_view},
+            "identity": identity if settings.secrets is not None else {},
         },
     }
 
