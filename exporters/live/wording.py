@@ -56,6 +56,7 @@ FLAG_WORDS: Mapping[str, str] = {
     "records_disagree": "its hit counters contradict the cached tokens of the request records",
     "identity_disagrees": "it is configured as another model or role than its page names",
     "cached_all_but_one": "new prompts are reported as cached except for one token: prefill may run elsewhere",
+    "misses_unreported": "its answers report cached tokens only where there are some: hit ratios by them are too high",
     "impossible_ratio": "more hits than lookups",
     "last_rank_only": "gauges are of one data-parallel rank only",
     "ranks_missing": "fewer ranks report than the deployment has",

@@ -14,7 +14,7 @@ from prefixwatch.exporters.config import split_shard
 from prefixwatch.exporters.http.client_config import ClientConfig
 from prefixwatch.exporters.isolation.tenant_routes import SHARDED, STARTING, UNREAD_TARGET, TenantRoutes
 from prefixwatch.exporters.requests.ledger import ROUTER, RequestLedger
-from prefixwatch.exporters.requests.witnesses import ALL_BUT_ONE, RECORDS_DISAGREE, RecordWitness
+from prefixwatch.exporters.requests.witnesses import ALL_BUT_ONE, MISSES_UNREPORTED, RECORDS_DISAGREE, RecordWitness
 from prefixwatch.exporters.scraping.scrape import ScrapeFault
 from prefixwatch.exporters.scraping.target import Target
 from prefixwatch.kvcache.request_record import RequestPage, RequestRecord
@@ -238,8 +238,9 @@ class RouterRecords:
         """Set the flags of this router and its engines that come from comparing its records with their counters."""
         now, window = self._clock(), router.settings.window_seconds
         self._witness.forget(now - 2 * window)
-        found = self._witness.of_router(router.name, now, window)
-        router.witnesses = {} if found is None else {ALL_BUT_ONE: found}
+        held_of = {ALL_BUT_ONE: self._witness.of_router, MISSES_UNREPORTED: self._witness.misses}
+        found = {flag: held(router.name, now, window) for flag, held in held_of.items()}
+        router.witnesses = {flag: reason for flag, reason in found.items() if reason is not None}
         workers = set(self._witness.workers())
         for target in self._targets:
             if target.name in workers and target.store is not None and target.up:

@@ -18,6 +18,7 @@ from prefixwatch.kvcache.request_record import RequestRecord
 
 RECORDS_DISAGREE = "records_disagree"
 ALL_BUT_ONE = "cached_all_but_one"
+MISSES_UNREPORTED = "misses_unreported"
 
 _MOST_REQUESTS = 20_000
 _SAME_REQUESTS_RATIO = 0.1
@@ -89,6 +90,31 @@ class RecordWitness:
         if share < _NEARLY_ALL:
             return ""
         return f"{worker}: {count} of {judged_count} new prompts are reported as cached except for one token"
+
+    def misses(self, router: str, now_seconds: float, window_seconds: float) -> str | None:
+        """The first worker whose answers report cached tokens where there are some and leave the count out elsewhere,
+        with the bounds of its hit ratio; empty if there is none, None if no worker's answers report enough.
+
+        Several engines leave a 0 out, and gateways lose counts: which of the two it was can't be known, and a ratio of
+        the answers that report any figure is too high. vllm-project/vllm#44377.
+        """
+        found = None
+        for worker in sorted(self._by_worker):
+            every = [one for one in self._since(worker, now_seconds - window_seconds) if one.router == router]
+            every = [one for one in every if one.prompt_tokens]
+            known = [one for one in every if one.cached_tokens is not None]
+            if len(known) < MIN_OBSERVATIONS:
+                continue
+            found = found or ""
+            if len(every) - len(known) < MIN_OBSERVATIONS or not all(one.cached_tokens for one in known):
+                continue
+            cached = sum(one.cached_tokens or 0 for one in known)
+            low, high = (cached / sum(one.prompt_tokens or 0 for one in some) for some in (every, known))
+            return (
+                f"{worker}: {len(known)} answers report cached tokens, none of them 0, and {len(every) - len(known)} "
+                f"report none: its hit ratio is {low:.1%} if those were misses, and at most {high:.1%}"
+            )
+        return found
 
     def _since(self, worker: str, at_seconds: float) -> list[_Seen]:
         return [one for one in self._by_worker.get(worker, ()) if one.at_seconds > at_seconds]

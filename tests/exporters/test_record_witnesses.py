@@ -131,3 +131,28 @@ def test_the_flags_end_with_the_window() -> None:
     assert router.flags(10.0)["cached_all_but_one"]
     router, _ = observed([], [], records_at=0)
     assert "cached_all_but_one" not in router.flags(10.0)
+
+
+def test_misses_that_no_answer_reports_are_flagged_with_both_bounds() -> None:
+    """vllm-project/vllm#44377, vllm-project/vllm-ascend#9911, ai-dynamo/dynamo#4530: a count of 0 is left out;
+    BerriAI/litellm#36882: a gateway loses some. Ratios of what is reported were 90 % of an engine that hits 45 %."""
+    hits = [done(prompt_tokens=1000, cached_tokens=900)] * 30
+    router, _ = observed([], [*hits, *[done(prompt_tokens=1000, cached_tokens=None)] * 30])
+    assert router.flags(10.0)["misses_unreported"]
+    assert router.contradictions()["misses_unreported"] == (
+        "w0: 30 answers report cached tokens, none of them 0, and 30 report none: "
+        "its hit ratio is 45.0% if those were misses, and at most 90.0%"
+    )
+
+
+@given(requests, st.integers(1, 5))
+@settings(max_examples=25)
+def test_a_reported_miss_or_no_missing_count_raises_no_flag(served: list[Request], unknown: int) -> None:
+    """Failed requests have no usage either, and streams without it are few."""
+    known = [done(prompt_tokens=p, cached_tokens=c) for p, c in served]
+    without = done(prompt_tokens=500, cached_tokens=None)
+    for records in ([*known, *[without] * unknown], [*known, done(prompt_tokens=99, cached_tokens=0), *[without] * 40]):
+        router, _ = observed([], records)
+        assert router.flags(10.0)["misses_unreported"] is False
+    nothing, _ = observed([], [without] * 40)
+    assert "misses_unreported" not in nothing.flags(10.0)
