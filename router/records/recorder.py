@@ -61,7 +61,8 @@ class Recorder:
     def ended(self, exchange: Exchange) -> None:
         """Write the record of a request that is over, whatever became of it."""
         prompt, placement, usage = exchange.prompt, exchange.placement, exchange.answer.usage
-        tokens = None if prompt is None or prompt.tokens is None else len(prompt.tokens)
+        ids = None if prompt is None or prompt.batch else prompt.tokens
+        tokens = None if ids is None else len(ids)
         own_tokens = self._own_tokens(exchange)
         finding = self._finding(exchange, own_tokens)
         cost = self.costs.ended(exchange)
@@ -132,7 +133,8 @@ class Recorder:
 
     def _block(self, exchange: Exchange, tokens: int | None) -> int | None:
         """The last full block of the prompt's first `tokens`; None where its blocks aren't known, or none is full."""
-        blocks = exchange.prompt.blocks if exchange.prompt is not None and self._names_blocks else ()
+        prompt = exchange.prompt
+        blocks = prompt.blocks if prompt is not None and not prompt.batch and self._names_blocks else ()
         full = min((tokens or 0) // self._block_size, len(blocks))
         return int(blocks[full - 1]) if full else None
 

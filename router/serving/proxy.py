@@ -301,6 +301,8 @@ class Proxy:
         if exchange.prefilled_by and not faults and self._health.is_up(exchange.prefilled_by):
             excluded = frozenset(worker.name for worker in self._config.workers) - {exchange.prefilled_by}
         placement = exchange.placement = self._dispatcher.place(request, excluded)
+        if exchange.prompt is not None and exchange.prompt.batch:  # what is known is of its first prompt alone
+            placement.predicted_tokens, placement.held_tokens, placement.held_by = None, None, ""
         exchange.expected_prefill_seconds = self._recorder.costs.expected_prefill_seconds(placement)
         if self._fair is not None and not faults:
             # An unread prompt counts by its size: a token is about four bytes.

@@ -153,6 +153,41 @@ async def test_a_packed_answer_is_passed_on_unread_and_is_no_failure(engines: En
     assert client.value("requests_total", worker="a", model="tiny", outcome="completed") == 1
 
 
+@pytest.mark.parametrize("prompts", [["a" * 64, "b" * 64, "c" * 64], [list(range(64)), list(range(9, 73))]])
+async def test_nothing_is_held_against_a_batch_whose_first_prompt_alone_was_read(
+    engines: Engines, start: Start, prompts: list[Any]
+) -> None:
+    """The engine counts all of its prompts: taken for the first one's, that was a tokenizer that differs, and hits that
+    nobody had predicted."""
+
+    async def behaviour(out: Out) -> None:
+        await out.stream(
+            b'data: {"choices":[{"index":0,"text":"A","finish_reason":"length"}]}\n\n', usage(192, 96), DONE
+        )
+
+    engines[0].behaviour = behaviour
+    client = await start(engines[:1], policy="score")
+    for _ in range(2):
+        body = {"model": "tiny", "prompt": prompts, "stream": True}
+        async with client.session.post(f"{client.url}/v1/completions", json=body) as answer:
+            await answer.read()
+    await client.settled()
+    async with client.session.get(f"{client.url}/router/requests") as page:
+        records = json.loads(await page.read())["records"]
+    assert [(record["prompt_tokens"], record["cached_tokens"]) for record in records] == [(192, 96)] * 2
+    unknown = {
+        "counted_tokens",
+        "predicted_tokens",
+        "held_tokens",
+        "held_by",
+        "own_tokens",
+        "prompt_block",
+        "reused_block",
+    }
+    assert not any(record.keys() & unknown for record in records)
+    assert client.value("predictions_total", cause="not_predicted") == 2
+
+
 async def test_a_passed_body_that_breaks_off_is_not_taken_for_complete(engines: Engines, start: Start) -> None:
     async def behaviour(out: Out) -> None:
         await out.head(200, "application/json")
