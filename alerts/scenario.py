@@ -128,7 +128,7 @@ def _expected(rules: Iterable[AlertingRule], firing: Mapping[str, str]) -> dict[
 
 def _filled(text: str, value: str, labels: Mapping[str, str]) -> str:
     text = re.sub(r"\{\{ \$value[^}]*\}\}B?", value, text)
-    text = re.sub(r"\{\{ \$labels\.(\w+) \| urlquery \}\}", lambda match: quote_plus(labels[match[1]]), text)
+    text = re.sub(r"\{\{ \$labels\.(\w+) \| urlquery \}\}", lambda match: quote_plus(labels.get(match[1], "")), text)
     return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels.get(match[1], ""), text)
 
 

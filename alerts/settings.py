@@ -128,8 +128,10 @@ class RuleSettings:
 
 
 def _chosen(alert: Alert) -> str:
-    """The part of the dashboard's address that selects what the alert is about; its texts name all of its labels."""
+    """The part of the dashboard's address that selects what the alert is about: what its texts name, else its model."""
     named = dict.fromkeys(_LABEL.findall(alert.summary + alert.description))
+    if alert.by_model and not DASHBOARD_VARIABLES.keys() & named:
+        named["model"] = None
     chosen = [
         f"var-{DASHBOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}"
         for label in named

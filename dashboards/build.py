@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+from prefixwatch.alerts.settings import EXPORTER_URL
 from prefixwatch.dashboards.definition import shipped
 from prefixwatch.dashboards.grafana.classic import SCRAPE_INTERVALS, classic
 from prefixwatch.dashboards.grafana.manifest import manifest
 from prefixwatch.dashboards.grafana.provisioning import config_map, dashboard_provider, datasource, dumped
+from prefixwatch.documents.errors import InputError
 
-RUNBOOKS = "runbooks"
-"""As the alerts' `runbook_url`: the folder in the repository, or where you serve it."""
+RUNBOOKS = f"{EXPORTER_URL}/runbooks"
+"""As the alerts' `runbook_url`: the exporter serves them. Absolute, as a relative address is one of Grafana's own."""
 
 
 def rendered(runbooks: str = RUNBOOKS) -> dict[str, str]:
-    """Texts by path within the folder. Raises DocumentError."""
+    """Texts by path within the folder. Raises DocumentError, InputError."""
+    if not re.match(r"https?://[^/]", runbooks):
+        raise InputError(
+            f"--runbooks {runbooks}: in Grafana a link needs an absolute address: write http(s)://HOST/PATH"
+        )
     models = {name: classic(dashboard, runbooks) for name, dashboard in shipped().items()}
     files = {f"json/{name}.json": _json(model) for name, model in models.items()}
     files |= {f"v2/{name}.json": _json(manifest(shipped()[name], model)) for name, model in models.items()}

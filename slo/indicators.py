@@ -76,7 +76,8 @@ class IndicatorReader:
         histogram = self._histogram(document, key, query, required=occurrences)
         if histogram is not None:
             self._check_bound(histogram, value, position)
-            return HistogramIndicator(histogram, value, above=op in ("gte", "gt")), f"{histogram} {words}"
+            unit = " s" if histogram.metric.endswith("_seconds") else ""
+            return HistogramIndicator(histogram, value, above=op in ("gte", "gt")), f"{histogram} {words}{unit}"
         return ValueIndicator(query, OPERATORS[op], value), f"the time with {query} {words}"
 
     def _histogram(self, document: Document[Any], key: KeyPath, query: str, *, required: bool) -> Selector | None:

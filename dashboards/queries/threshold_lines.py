@@ -66,7 +66,18 @@ def _of_alert(name: str, side: Literal["above", "below"] | None, place: str) -> 
     own: Literal["above", "below"] = "above" if found[1] == ">" else "below"
     value, bad = values[name].threshold, side or own
     words = bad if found[1] or side else "at"
-    return Threshold(value, bad, True, f"{name}: {words} {value:g} for {values[name].for_}")
+    return Threshold(value, bad, True, f"{name}: {words} {_with_unit(value, spec.description)} for {values[name].for_}")
+
+
+_UNIT = re.compile(r"\$threshold(%| (?:s|USD|tokens|times)\b)")
+
+
+def _with_unit(value: float, description: str) -> str:
+    """The threshold as the alert's own text has it: `60 %`, `5 s`, and plain where that has no unit."""
+    found = _UNIT.search(description)
+    if found is None:
+        return f"{value:,g}"
+    return f"{value * 100:g} %" if found[1] == "%" else f"{value:,g}{found[1]}"
 
 
 def _of_slo(line: Line, place: str) -> Threshold:

@@ -68,6 +68,11 @@ def test_an_alerts_dashboard_opens_on_what_the_alert_is_about() -> None:
         links["TenantFlood"] == f"{GRAFANA_URL}/d/prefixwatch-affinity?var-tenant={{{{ $labels.tenant | urlquery }}}}"
     )
     assert links["SloBudgetBurnFast"] == f"{GRAFANA_URL}/d/prefixwatch-slo"
+    by_model = {"RequestsRefused", "RequestsFailing", "PrefixHitRateLow", "StickySessionCollisions", "TrafficStopped"}
+    assert all(links[name].endswith("?var-model={{ $labels.model | urlquery }}") for name in by_model)
+    split = {one.name for one in load_catalogue().alerts if one.by_model}
+    of_one_model = [one for one in ALERTS if one.name in split and "scope" not in one.labels]
+    assert [one.name for one in of_one_model if "?" not in one.annotations["dashboard"]] == []
     for name, link in links.items():
         uid, _, query = link.removeprefix(f"{GRAFANA_URL}/d/").partition("?")
         assert set(re.findall(r"var-(\w+)=", query)) <= variables[uid], f"{name}: {link}"

@@ -65,7 +65,7 @@ async def rendered(alerts: list[dict[str, Any]], folder: Path) -> dict[str, dict
         for pager in receivers["pages"]["pagerduty_configs"]:
             pager |= {"url": f"{url}/pagerduty", "routing_key": "key"}
             pager.pop("routing_key_file")
-        config["route"] = {"receiver": "pages", "group_by": ["alertname"], "group_wait": "0s",
+        config["route"] = {"receiver": "pages", "group_by": ["alertname"], "group_wait": "2s",
                            "routes": [{"receiver": name, "matchers": ['severity!=""'], "continue": True}
                                       for name in ("tickets", "pages")]}  # fmt: skip
         (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
@@ -127,3 +127,15 @@ async def test_an_objectives_page_has_no_line_on_workers(tmp_path: Path) -> None
     slack = found["/slack"]["attachments"][0]
     assert slack["title"].startswith("[FIRING 1] SloMostlyBad llama: ")
     assert "Workers" not in slack["text"]
+
+
+async def test_each_model_of_a_notification_has_its_own_line(tmp_path: Path) -> None:
+    """One alert of three models is one notification; the first one's text said nothing of the others."""
+    alerts = [shipped("RequestsRefused", model=f"llama-{size}b") for size in (8, 70, 405)]
+
+    found = await rendered(alerts, tmp_path)
+
+    text = found["/slack"]["attachments"][0]["text"].splitlines()
+    described = [line for line in text if "of the requests were refused" in line]
+    assert {line.partition(":")[0] for line in described} == {"llama-8b", "llama-70b", "llama-405b"}
+    assert text[len(described)].startswith("Diagnose: prefixwatch diagnose RequestsRefused ")

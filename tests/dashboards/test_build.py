@@ -12,8 +12,10 @@ import yaml
 from grafana_foundation_sdk.models import dashboardv2beta1 as v2
 from rich.console import Console
 
+from prefixwatch.alerts.settings import RuleSettings
 from prefixwatch.dashboards.build import rendered
 from prefixwatch.dashboards.definition import ORDER
+from prefixwatch.documents.errors import InputError
 from prefixwatch.stack.cli.dashboards import run_build
 
 COMMITTED = Path("dashboards")
@@ -106,6 +108,18 @@ def test_config_maps_hold_the_dashboards_and_are_small_enough_to_apply() -> None
     assert held == {f"{name}.json": json.loads(files()[f"json/{name}.json"]) for name in ORDER}
     assert max(len(text.encode()) for text in texts) < 262_144
     assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in maps)
+
+
+@pytest.mark.parametrize("base", ["runbooks", "/runbooks", "wiki.example.com", "https://", "ftp://wiki/runbooks"])
+def test_a_base_of_runbooks_that_leads_nowhere_in_grafana_is_refused(base: str) -> None:
+    with pytest.raises(InputError, match="an absolute address"):
+        rendered(base)
+
+
+def test_the_shipped_pages_link_to_the_runbooks_that_the_exporter_serves() -> None:
+    for text in (text for name, text in files().items() if name.startswith("json/")):
+        [variable] = [each for each in json.loads(text)["templating"]["list"] if each["name"] == "runbooks"]
+        assert variable["query"] == RuleSettings().runbook_base
 
 
 def test_runbooks_may_be_served_elsewhere() -> None:

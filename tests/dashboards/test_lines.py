@@ -34,6 +34,23 @@ def test_a_line_is_the_alerts_or_the_objectives(line: Line, value: float, bad: s
 
 
 @pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (Line(alert="PrefixHitRateLow"), "PrefixHitRateLow: below 60 % for 15m"),
+        (Line(alert="RouterDecisionSlow"), "RouterDecisionSlow: above 0.012 s for 10m"),
+        (Line(alert="KvTransferNotWorthIt"), "KvTransferNotWorthIt: above 8,192 tokens for 30m"),
+        (
+            Line(slo="router-decision"),
+            'SLO router-decision: 95 % of prefixwatch_router_decision_seconds{step="total"} ≤ 0.012 s',
+        ),
+    ],
+    ids=str,
+)
+def test_a_line_has_the_unit_of_its_alert_or_objective(line: Line, says: str) -> None:
+    assert threshold(line, "here").says == says
+
+
+@pytest.mark.parametrize(
     ("line", "complaint"),
     [
         (Line(alert="Nothing"), "here: lines: no alert 'Nothing' has a threshold"),

@@ -24,8 +24,8 @@ def test_the_shipped_slos() -> None:
     assert found["ttft-very-long"][1] == "95 % of requests of prompts of 8192-32768 tokens: TTFT ≤ 5 s"
     assert found["session-hit-rate"][0] == 0.85
     assert found["miss-cost"] == (0.95, "95 % of prefixwatch_prefix_miss_cost_ratio ≤ 1.5")
-    assert found["router-decision"][1].endswith('{step="total"} ≤ 0.012')
-    assert found["prefix-tree-walk"] == (0.99, '99 % of prefixwatch_router_decision_seconds{step="lookup"} ≤ 0.005')
+    assert found["router-decision"][1].endswith('{step="total"} ≤ 0.012 s')
+    assert found["prefix-tree-walk"] == (0.99, '99 % of prefixwatch_router_decision_seconds{step="lookup"} ≤ 0.005 s')
     assert found["isolation"][0] == 0.99999
     assert len(found) == 14
 
