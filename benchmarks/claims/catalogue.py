@@ -14,6 +14,7 @@ from benchmarks.claims import (
     a22_decode_bound,
     c01_pool,
     c02_tiers,
+    c03_far_prefill,
 )
 from benchmarks.claims.claim import Claim
 
@@ -31,5 +32,6 @@ CLAIMS: dict[str, Claim] = {
         a22_decode_bound,
         c01_pool,
         c02_tiers,
+        c03_far_prefill,
     )
 }

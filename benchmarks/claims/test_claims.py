@@ -25,9 +25,10 @@ def tried(claim_id: str) -> Outcome:
     return attempt(CLAIMS[claim_id], Setting(TRACES, quick=True))
 
 
-@pytest.mark.parametrize("claim_id", ["A1", "A14", "A20", "A22", "C2"])
+@pytest.mark.parametrize("claim_id", ["A1", "A14", "A20", "A22", "C2", "C3"])
 def test_claims_that_hold(claim_id: str) -> None:
-    """production-stack#1035 (RT01), CacheGen, AMD-AGI/Infera#103 (RT04), vllm-project/vllm#53395, SGLang HiCache."""
+    """production-stack#1035 (RT01), CacheGen, AMD-AGI/Infera#103 (RT04), vllm-project/vllm#53395, SGLang HiCache,
+    Prefill-as-a-Service."""
     outcome = tried(claim_id)
     assert outcome.finding is not None
     assert [check.expected for check in outcome.finding.checks if not check.holds] == []
