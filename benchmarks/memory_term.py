@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.claims.figures import ttft_s
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.loadgen.scenario.fleet_section import EventPlan
 from prefixwatch.simulator.fleet_events import simulate_events
 from prefixwatch.simulator.result import SimulationResult
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 
 FLEETS = {"unlike": (700, 700, 4000, 4000), "equal": (2350,) * 4}
 """KV blocks of 16 tokens."""

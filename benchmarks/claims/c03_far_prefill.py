@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from benchmarks.claims.claim import Check, Claim, Finding, Setting
 from benchmarks.claims.figures import ttft_s
+from benchmarks.simulated import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.engines.model.engine import EngineConfig
 from prefixwatch.engines.model.profiles import profile
 from prefixwatch.loadgen.request_log.records import RequestRecord
 from prefixwatch.simulator.disaggregation.fleet import DisaggregatedResult, simulate_disaggregated
 from prefixwatch.simulator.disaggregation.policies import DisaggregationOptions
-from prefixwatch.simulator.traffic.synthetic import SharedPrefixWorkload, shared_prefix_requests
 from prefixwatch.simulator.traffic.trace import SimulatedRequest
 
 ENGINES, FAR = 9, 3
