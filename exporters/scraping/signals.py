@@ -92,15 +92,16 @@ class SignalStore:
             self._layout = reading.layout
             self._counted = before | self._plan.counted
         plan, values = self._plan, reading.values
-        restarted = self._restarted(plan, values) or self._fell(plan, values, at_seconds)
-        reset = self._bank.update(plan.counter_places, values[plan.counter_slots]) or restarted
+        counters = values[plan.counter_slots]
+        restarted = self._restarted(plan, values) or self._fell(plan.counter_places, counters, at_seconds)
+        reset = self._bank.update(plan.counter_places, counters) or restarted
         replaced = before is not self._counted and self._replace_sources(before, reset)
         totals_before, self._totals = self._totals, self._book.totals(self._bank.totals())
         self.resets += reset
         if reset or (replaced and bool((self._totals[: len(totals_before)] < totals_before).any())):
             self.window.restart()  # counts that moved to other labels or bounds can't be compared
         self._unknown = self._book.groups_without(self._bank.known)
-        self.unusable = int((~np.isfinite(values)).sum() + (values[plan.counter_slots] < 0).sum())
+        self.unusable = int(np.count_nonzero(~np.isfinite(values)) + np.count_nonzero(counters < 0))
         self.window.add(at_seconds, self._totals)
         if self._watch is not None:
             self.frozen = self._watch.among(reading, at_seconds)
@@ -288,13 +289,13 @@ class SignalStore:
         self.several_processes = back is not None
         return back is None
 
-    def _fell(self, plan: Plan, values: Vector, at_seconds: float) -> bool:
+    def _fell(self, places: Indices, counters: Vector, at_seconds: float) -> bool:
         """Whether counters fell though nothing says that this is another process; then they can't be compared."""
-        places, counters = plan.counter_places, values[plan.counter_slots]
         shown = self._bank.shown(places)
-        fallen = (counters < shown) & (counters >= 0)
-        if not (self._turns or fallen.any()):
+        below = counters < shown
+        if not (self._turns or below.any()):
             return False
+        fallen = below & (counters >= 0)
         back = self._turns.back(shown, places, counters, at_seconds)
         if back is not None:
             self._turns.leave(self._bank.leave(), at_seconds)
